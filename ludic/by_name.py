@@ -1,8 +1,7 @@
 """Import an attribute of ludic by a text `module:attribute`, and read packaged SQL files by name.
 
-The core finds by name the parts that are slow to import, such as engines, and those that it must never import: the
-adapters to other programs, in ludic.adapters (import contracts in pyproject.toml). The interface of an adapter is a
-type of the core beside the table that names it.
+Found by name is what is slow to import, such as engines, and what no module may import: the adapters to other people's
+programs, in ludic.adapters (import contracts in pyproject.toml). Most are parts of a kind (ludic.code.kinds).
 """
 
 from functools import cache
@@ -16,13 +15,13 @@ def find_by_name(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def packaged_names(folder: str) -> list[str]:
-    """Return the names of the SQL files of ludic/sql/{folder}/, sorted."""
-    files = resources.files("ludic.sql").joinpath(folder).iterdir()
-    return sorted(file.name.removesuffix(".sql") for file in files if file.name.endswith(".sql"))
+def packaged_names(folder: str, room: str = "ludic.sql", suffix: str = ".sql") -> list[str]:
+    """Return the names of the files with a suffix in a room's folder, such as ludic/sql/{folder}/, sorted."""
+    files = resources.files(room).joinpath(folder).iterdir()
+    return sorted(file.name.removesuffix(suffix) for file in files if file.name.endswith(suffix))
 
 
 @cache
-def read_packaged(folder: str, name: str) -> str:
-    """Return the text of ludic/sql/{folder}/{name}.sql."""
-    return resources.files("ludic.sql").joinpath(folder, f"{name}.sql").read_text(encoding="utf-8")
+def read_packaged(folder: str, name: str, room: str = "ludic.sql", suffix: str = ".sql") -> str:
+    """Return the text of a file of `packaged_names`, such as ludic/sql/{folder}/{name}.sql."""
+    return resources.files(room).joinpath(folder, f"{name}{suffix}").read_text(encoding="utf-8")

@@ -393,6 +393,8 @@ def metavar(each: Setting) -> str:
     if each.shown is not None:
         name = each.shown.metavar.replace(",", ", ") if each.shown.metavar.startswith("{") else each.shown.metavar
         return f"[{name} ...]" if each.is_list else name
+    if each.parts is not None:
+        return f"{{{', '.join(each.choices)}}}"
     return next(filter(None, map(_metavar, each.kinds)), "VALUE")
 
 

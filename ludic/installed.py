@@ -1,4 +1,4 @@
-"""Find installed packages, their versions and files, and the extra that installs one, without importing them.
+"""Find installed packages, their versions, files and parts, without running them; say which extra installs one.
 
 `pip install ludic-rl` installs the packages that read, write and maintain roots; the extra train adds those that sample
 from and train models. Raises MissingPackageError for a missing package.
@@ -7,8 +7,9 @@ from and train models. Raises MissingPackageError for a missing package.
 import contextlib
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, packages_distributions, version
 
 from ludic.errors import MissingPackageError
 
@@ -79,6 +80,37 @@ def module_file(module: str) -> str | None:
             return None
         folders = list(spec.submodule_search_locations or [])
     return spec.origin if spec else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackagedPart:
+    """A part that an installed package brings, as an entry point of a group such as ludic.environments."""
+
+    name: str
+    distribution: str
+    """Name of the package, as pip knows it."""
+    version: str
+    entry: EntryPoint
+    """Its `load` imports the part."""
+
+    @property
+    def package(self) -> str:
+        """Name and version of the package."""
+        return f"{self.distribution} {self.version}"
+
+    @property
+    def module(self) -> str:
+        return self.entry.module
+
+
+def packaged_parts(group: str) -> list[PackagedPart]:
+    """Return the parts that installed packages bring in a group of entry points, by name; imports none of them."""
+    parts = [
+        PackagedPart(name=each.name, distribution=each.dist.name, version=each.dist.version, entry=each)
+        for each in entry_points(group=group)
+        if each.dist is not None
+    ]
+    return sorted(parts, key=lambda each: (each.name, each.distribution))
 
 
 def package_of(module: str) -> str | None:

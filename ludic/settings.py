@@ -42,6 +42,7 @@ from ludic.renamed_settings import RENAMED
 from ludic.values import (
     SCALARS,
     MisfitError,
+    Names,
     Origin,
     annotations,
     check_url,
@@ -198,8 +199,15 @@ class Setting:
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """Values of a Literal; () if others are allowed."""
+        """Values of a Literal, or the names of the parts that it names; () if others are allowed."""
+        if self.parts is not None:
+            return tuple(self.parts.names())
         return tuple(each for kind in self.kinds if get_origin(kind) is Literal for each in get_args(kind))
+
+    @property
+    def parts(self) -> Names | None:
+        """The kind of parts of which it names one."""
+        return next((each for each in annotations(self.kind) if isinstance(each, Names)), None)
 
     @property
     def ranges(self) -> tuple[Range, ...]:
@@ -241,11 +249,17 @@ class Setting:
         what = what or self.name
         for text in texts(value) if source != "stored" else ():
             check_url(text, what, _LOGINS.get(self.name))
+        if self.parts is not None and source != "stored":
+            check_utf8(value, what)
         try:
             found = fit(value, self.kind, source)
         except MisfitError as error:
             shown = found_text(value, source, is_number=error.is_number)
             raise ConfigError(f"{what} is {shown}, wanted {error.wanted or describe(self.kind, source)}") from None
+        except ConfigError as error:  # of a part that is unknown
+            where, colon, name = what.rpartition(": ")
+            is_named = str(error).startswith(f"{name.lstrip('-')} ")
+            raise type(error)(f"{where}{colon}{error}" if is_named else f"{what}: {error}") from None
         if source != "stored":
             check_utf8(found, what)
         return found
@@ -282,6 +296,7 @@ def _settings_of(owner: Any, path: tuple[str, ...]) -> tuple[Setting, ...]:
 
 def _members(kind: Any) -> tuple[Any, ...]:
     """Return the dataclasses of a choice; () for another type."""
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     inner = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
     return inner if all(isinstance(each, type) and is_dataclass(each) for each in inner) else ()
 
@@ -290,7 +305,10 @@ def _settings_of_choice(choice: Setting) -> Iterator[Setting]:
     """Yield the setting that names the member, and those of all members."""
     names = [each.name for each in choice.members]
     default = choice.default if choice.default is MISSING else choice.default.name
-    yield replace(choice, kind=Literal[*names], default=default)
+    kind: Any = Literal[*names]
+    for each in annotations(choice.kind):
+        kind = Annotated[kind, each]
+    yield replace(choice, kind=kind, default=default)
     having: dict[str, list[Setting]] = {}
     for member in choice.members:
         for each in settings_of(member):

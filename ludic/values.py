@@ -4,13 +4,13 @@ Raises ConfigError for URLs with secrets. Imports nothing slow, since `ludic COM
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin, runtime_checkable
 
 from ludic.errors import ConfigError
 from ludic.masking import has_secret, public_url
@@ -35,6 +35,19 @@ class Range:
         if value > self.high:
             return f"at most {self.high:,}"
         return f"a number above {self.low}" if self.above else f"at least {self.low:,}"
+
+
+@runtime_checkable
+class Names(Protocol):
+    """The parts of a kind (ludic.code.kinds), of which the annotated text names one: Annotated[str, TRACKER]."""
+
+    def names(self) -> Sequence[str]:
+        """Return the names that --help and the docs list."""
+        ...
+
+    def check(self, name: str) -> None:
+        """Raise ConfigError if there is no such part."""
+        ...
 
 
 # --- Conversion ----------------------------------------------------------------------------------------------------
@@ -79,6 +92,10 @@ def _is_choice(value: Any, choice: Any, source: Origin) -> bool:
 
 
 def _fit_annotated(value: Any, inner: tuple[Any, ...], source: Origin) -> Any:
+    for limit in inner[1:]:
+        # The root of another machine may name a part that is not installed here.
+        if isinstance(limit, Names) and source != "stored" and isinstance(value, str):
+            limit.check(value)
     found = fit(value, inner[0], source)
     for limit in inner[1:]:
         if isinstance(limit, Range):
@@ -197,11 +214,19 @@ _WORDS = {
 }
 
 
+_MOST_DESCRIBED = 12
+"""Names of parts that a description lists."""
+
+
 def describe(kind: Any, source: Origin = "code") -> str:
     """Describe a type in words: a whole number or None; one of 'a', 'b'; a list, each a text."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return describe(inner[0], source)
+        parts = next((each for each in inner[1:] if isinstance(each, Names)), None)
+        if parts is None or get_origin(inner[0]) is Literal:
+            return describe(inner[0], source)
+        names = parts.names()
+        return f"one of {', '.join(map(repr, names))}" if len(names) <= _MOST_DESCRIBED else "a name"
     if origin in (Union, UnionType):
         return " or ".join(describe(each, source) for each in inner)
     if origin is Literal:

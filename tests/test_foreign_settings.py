@@ -17,7 +17,7 @@ from ludic.adapters.foreign_settings import Foreign, Program, answer, others
 from ludic.cli.commands import COMMANDS
 from ludic.cli.main import _INSTEAD, main
 from ludic.cli.settings import dotted_names, parse
-from ludic.code.kinds import ADVANTAGE, FILTER
+from ludic.code.kinds import ADVANTAGE, ALGORITHM, FILTER
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.flags import answer_word, read_flags
@@ -27,7 +27,7 @@ from ludic.operations.start import run, train, worker
 from ludic.run_config import RunConfig
 from ludic.settings import convert, settings_of
 from ludic.training.config import TrainConfig
-from ludic.training.presets import algorithm_names, load_algorithm
+from ludic.training.presets import load_algorithm
 
 ALL = {each.name: each for owner in (RunConfig, TrainConfig, EngineConfig, LaunchConfig) for each in settings_of(owner)}
 PROGRAMS, SHORT = others().programs, others().short
@@ -97,7 +97,7 @@ def test_each_row_names_settings_that_ludic_has_or_says_what_to_do(program: str,
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.config)
 def test_each_program_is_one_that_ludic_knows_and_names_algorithms_of_ludic(program: Program):
     assert program.name in ("TRL", "verl", "prime-rl")
-    assert {*program.algorithms, *program.but, *program.by_algorithm} <= {*algorithm_names()}
+    assert {*program.algorithms, *program.but, *program.by_algorithm} <= {*ALGORITHM.names()}
     assert program.by_algorithm.keys() <= {*program.algorithms}
     theirs = {name for row in program.settings for name in row.names.split()}
     assert {row.names for row in program.in_fit} <= theirs
@@ -134,7 +134,7 @@ def test_no_setting_of_a_program_is_in_the_table_twice():
 
 def test_the_parts_that_notes_name_exist():
     algorithms = {"grpo", "dr_grpo", "cispo", "sapo", "vespo", "rloo", "opo", "gdpo", "reinforce_pp", "pass_at_k"}
-    assert algorithms | {"dppo", "distillation", "spiral", "sft"} <= {*algorithm_names()}
+    assert algorithms | {"dppo", "distillation", "spiral", "sft"} <= {*ALGORITHM.names()}
     assert {"grpo", "dr_grpo", "lite_ppo", "gdpo", "overlong", "turn_returns"} <= {*ADVANTAGE.names()}
     assert {"drop_zero_variance_groups", "drop_incomplete_completions"} <= {*FILTER.names()}
     assert {"ppo_clip", "gspo", "sapo", "cispo", "gmpo", "dppo"} <= {*ALL["objective"].choices}

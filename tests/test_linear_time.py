@@ -24,9 +24,9 @@ import ludic
 from ludic.adapters import judge
 from ludic.agents.contexts import text_after_thinking, text_without_thinking
 from ludic.agents.parsers import make_parser
-from ludic.agents.tools.formats import _FORMATS, make_tool_format
+from ludic.agents.tools.formats import make_tool_format
 from ludic.agents.tools.toolbox import read_arguments
-from ludic.code.kinds import PARSER
+from ludic.code.kinds import PARSER, TOOL_FORMAT
 from ludic.code.run import place_of, without_place
 from ludic.environments.environment import Example
 from ludic.environments.qa import score_exact, score_numeric
@@ -152,7 +152,7 @@ def parsers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Read]:
 
 
 def tool_formats() -> dict[str, Read]:
-    return {f"tool format {name}": make_tool_format(name).parse for name in [*_FORMATS, "json:act"]}
+    return {f"tool format {name}": make_tool_format(name).parse for name in [*TOOL_FORMAT.names(), "json:act"]}
 
 
 def arguments(text: str) -> object:

@@ -10,7 +10,6 @@ import pytest
 from command_settings import parsed as parsed_of
 
 import ludic
-from ludic.adapters.exports.exporting import ExportOptions
 from ludic.batches.config import BatchConfig
 from ludic.cli.commands import COMMANDS
 from ludic.cli.docs import settings_pages
@@ -20,6 +19,7 @@ from ludic.errors import ConfigError
 from ludic.eval.config import EvalConfig
 from ludic.flags import read_flags
 from ludic.maintenance.expiry_rule import ExpiryRule
+from ludic.operations.exchange import ExportOptions
 from ludic.rollouts.worker import WorkerConfig
 from ludic.run_config import RunConfig
 from ludic.settings import (
@@ -158,7 +158,7 @@ def test_settings_that_were_json_are_checked_in_their_lists():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"objective": "ppo"}, "objective is 'ppo', wanted one of 'reinforce', "),
+        ({"objective": "ppo"}, "objective 'ppo' is unknown; did you mean 'dppo' "),
         ({"schedule": None}, "schedule is None, wanted one of 'constant', 'linear', 'cosine'"),
         ({"device": "tpu"}, "device is 'tpu', wanted one of 'cpu', 'cuda' or None"),
         ({"learning_rate": "1e-3"}, "learning_rate is '1e-3', wanted a number"),

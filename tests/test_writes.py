@@ -221,7 +221,7 @@ ALLOWED = {
     "an open file, bytes in memory, a pipe, a device, a connection, or a name of a column": """
         adapters/imports/records.py open_file fsspec.open
         adapters/imports/evaluations.py _check_log zipfile.ZipFile
-        adapters/trackers.py wandb wandb.init wandb.Table
+        adapters/trackers.py _log_to_wandb wandb.init wandb.Table
         schema/conversion.py table_to_bytes pyarrow.ipc.new_stream
         cli/main.py main os.open os.open
         demos/words.py save savefig

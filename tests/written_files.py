@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ludic.adapters.exports.exporting import ExportOptions, export
-from ludic.defaults import untracked
+from ludic.adapters.exports.text import export_text
 from ludic.maintenance.compact import compact
 from ludic.records import (
     AgentStep,
@@ -281,7 +280,7 @@ def digests_of(name: str, folder: Path) -> dict[str, str]:
     found = {"run.json": digest(root.read("run.json")), **digests_below(root, ("rollouts", "requests"))}
     for advantage in ("rloo", "token_returns"):
         found[f"ledger of {advantage}"] = _ledger(root, advantage, attempt_id=1 + (advantage != "rloo"))
-    export(root, ExportOptions(format="jsonl"), sink := BytesIO(), untracked)
+    export_text(root, sink := BytesIO(), table="rollouts", where=None, sql=None)
     found["export as jsonl"] = digest(sink.getvalue())
     compact(root)
     compacted = digests_below(root, ("rollouts", "requests"))

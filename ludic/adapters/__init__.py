@@ -1,5 +1,5 @@
 """Adapters to other people's programs: environments, judges, imports, exports, trackers, clusters, names of settings.
 
-The core never imports them: it finds one by name when it is used (ludic.by_name). Only ludic.operations, ludic.demos
-and ludic.cli, which stand above, import them, when a method is called.
+Nothing imports them: each is found by name when it is used, as a part of a kind (ludic.code.kinds) or by ludic.by_name.
+A part that another package brings by an entry point takes the same place.
 """

@@ -8,9 +8,9 @@ says: it links from there to other folders, and no link of a root may lead out.
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import astuple, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -107,7 +107,7 @@ class _WandbRun(Protocol):
 
 
 @contextmanager
-def wandb(run: TrackedRun) -> Iterator[TrackerLog]:
+def _log_to_wandb(run: TrackedRun) -> Iterator[TrackerLog]:
     """Log to W&B. A resumed trainer continues the run of the same id: the root's run_id, or WANDB_RUN_ID.
 
     What no setting says is taken from W&B's own environment variables and settings file.
@@ -154,4 +154,16 @@ def _cells(step: int, sample: Sample) -> list[Any]:
     return [step, *(json.dumps(value) if isinstance(value, dict) else value for value in astuple(sample))]
 
 
+@dataclass(frozen=True, slots=True)
+class _WithAccount:
+    """A Tracker whose program needs an account."""
+
+    open: Callable[[TrackedRun], AbstractContextManager[TrackerLog]]
+    require_account: Callable[[], None]
+
+    def __call__(self, run: TrackedRun) -> AbstractContextManager[TrackerLog]:
+        return self.open(run)
+
+
+wandb = _WithAccount(_log_to_wandb, require_account)
 _fit: tuple[Tracker, Tracker] = (tensorboard, wandb)

@@ -192,10 +192,10 @@ def own_rules(
 
 
 def names_in_root(root: Root) -> frozenset[str]:
-    """Return the newest attempt's advantage, filters and selection, which are the defaults of the next trainer."""
+    """Return the newest attempt's advantage, filters, selection and tracker: the defaults of the next trainer."""
     attempt = newest_attempt(root)
     config = {} if attempt is None else attempt.config
-    names = [config.get("advantage"), config.get("selection"), *(config.get("filters") or ())]
+    names = [config.get("advantage"), config.get("selection"), config.get("log_to"), *(config.get("filters") or ())]
     return frozenset(name for name in names if isinstance(name, str))
 
 

@@ -9,7 +9,6 @@ from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import settings_of_command
 from ludic.flags import ALL
 from ludic.settings import Setting
-from ludic.training.presets import algorithm_names
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -59,8 +58,6 @@ def _options(command: str) -> tuple[Setting, ...]:
 
 
 def _choices(each: Setting) -> list[str]:
-    if each.name == "algorithm":
-        return algorithm_names()
     return [str(choice) for choice in each.choices]
 
 

@@ -18,8 +18,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from ludic.adapters.foreign_settings import PAGE, Program, others
-from ludic.adapters.imports.forms import CONVERSATIONS, PAIRS
 from ludic.by_name import find_by_name
 from ludic.children import start_python
 from ludic.cli.commands import COMMANDS
@@ -253,8 +251,14 @@ def _type_of(kind: Any) -> str:
 # --- docs/coming_from.md ---------------------------------------------------------------------------------------------
 
 
-def foreign_table(program: Program) -> str:
-    """Return the table of the settings of another program, or of a trainer of it, with those of ludic."""
+PAGE = "docs/coming_from.md"
+
+
+def foreign_table(program: Any) -> str:
+    """Return the table of the settings of another program, or of a trainer of it, with those of ludic.
+
+    program: a Program of ludic.adapters.foreign_settings.
+    """
     lines = [f"| {program.config or 'short'} | ludic | |", "| --- | --- | --- |"]
     for each in program.settings:
         cells = [", ".join(f"`{name}`" for name in names.split()) for names in (each.names, each.ours)]
@@ -277,7 +281,8 @@ def forms_table(folder: Path) -> str:
     """Return the table of the forms, with what their examples say that is read and refused."""
     examples = [*read_forms(folder).values()]
     lines = ["| form | fields | what is read | what is refused |", "| --- | --- | --- | --- |"]
-    for form in (*CONVERSATIONS, *PAIRS):
+    conversations = find_by_name("ludic.adapters.imports.forms:CONVERSATIONS")
+    for form in (*conversations, *find_by_name("ludic.adapters.imports.forms:PAIRS")):
         own = [each for each in examples if each["form"] == form.name]
         reads = " ".join(each["reads"] for each in own if each["reads"])
         refused = "; ".join(refusal["why"] for each in own for refusal in each["refused"])
@@ -323,12 +328,13 @@ def _first_sentence(text: str) -> str:
 
 def write(folder: Path, *, check: bool) -> list[str]:
     """Write all pages below a folder, or only compare them; returns the names of pages that were stale."""
+    others = find_by_name("ludic.adapters.foreign_settings:others")()
     api, coming_from, fit_page = folder / "docs/api.md", folder / PAGE, folder / "docs/fit.md"
     pages = {
         folder / "docs/files.md": files_page(folder),
         **{folder / "docs" / name: text for name, text in settings_pages().items()},
         api: _with_tables(api, [methods_table()]),
-        coming_from: _with_tables(coming_from, [foreign_table(each) for each in (*others().programs, others().short)]),
+        coming_from: _with_tables(coming_from, [foreign_table(each) for each in (*others.programs, others.short)]),
         fit_page: _with_tables(fit_page, [forms_table(folder)]),
         folder / "ludic/operations/typed.py": formatted(typed()),
     }

@@ -25,7 +25,6 @@ from ludic.settings import (
     unknown,
     without_tables,
 )
-from ludic.training.presets import algorithm_names, load_algorithm
 
 JSON = "json"
 """Setting of every command that prints a result."""
@@ -109,8 +108,6 @@ def _read_file(path: Path, settings: Sequence[Setting], algorithm: str | None) -
     refuse(list(_unknown_in(values, table, all_settings, algorithm)), where=f"{path}: ")
     found = {}
     for name, value in without_tables(values, all_settings, where=f"{path}: ").items():
-        if name == "algorithm" and of_others:
-            _check_algorithm(value, path)
         if each := table.get(name) or of_others.get(name):
             converted = each.convert(value, f"{path}: {name}", "file")
             if name in table:
@@ -168,15 +165,3 @@ def _no_file(path: Path) -> str:
     close = similar_names(path.name, files)
     advice = f"did you mean {' or '.join(close)}?" if close else "--config wants a TOML or JSON file of settings"
     return f"{path}: there is no such file in {folder}; {advice}"
-
-
-def _check_algorithm(name: Any, path: Path) -> None:
-    """Raise ConfigError for an unknown algorithm, also if only another command uses it."""
-    if name in (None, "None"):
-        return
-    if not isinstance(name, str):
-        raise ConfigError(f"{path}: algorithm is {name!r}, wanted one of {', '.join(algorithm_names())}")
-    try:
-        load_algorithm(name)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error

@@ -3,9 +3,10 @@
 Consent to a file covers its text: the digests of the file and of the modules that it imports from beside it, the class
 or function in it, and the options that it is built with. It also covers their paths: a path becomes __file__, by which
 code finds data beside it, and a root can name any path. Consent to an installed module covers its name and options,
-since the root can't change its text. Nothing in a root counts as consent: a root may be a copy or a forgery.
-Consents are kept in the user's configuration folder (LUDIC_CONFIG_DIR overrides it), out of reach of any root:
-{folder}/trusted_code/{key}.json.
+since the root can't change its text. Consent to a part that a package brings by an entry point covers its name, the
+package and the options, and records the package's version. Nothing in a root counts as consent: a root may be a copy or
+a forgery. Consents are kept in the user's configuration folder (LUDIC_CONFIG_DIR overrides it), out of reach of any
+root: {folder}/trusted_code/{key}.json.
 """
 
 import json
@@ -20,8 +21,9 @@ from typing import Any
 
 import platformdirs
 
-from ludic.code.kinds import KINDS
+from ludic.code.kinds import KINDS, packaged_part
 from ludic.errors import ConfigError
+from ludic.installed import PackagedPart
 from ludic.user_files import Files, file_of
 
 CONFIG_VARIABLE = "LUDIC_CONFIG_DIR"
@@ -61,11 +63,18 @@ class CodeUse:
         """True if the code is not part of ludic."""
         return KINDS[self.role].is_users(self.setting)
 
+    @property
+    def packaged(self) -> PackagedPart | None:
+        """The part that an installed package brings under this name; None for any other code."""
+        return packaged_part(KINDS[self.role], self.setting)
+
     def key(self, files: Files) -> str:
         """Digest, in hexadecimal, of the texts and options of the code. files: the files that settings name."""
         name = file_of(self.setting)
         entry = self.setting if name is None else self.setting[len(name) :]
         about = [entry, dict(self.options), None if name is None else files[name].digests]
+        if (part := self.packaged) is not None:
+            about += [KINDS[self.role].entry_points, part.distribution]
         return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
@@ -80,9 +89,10 @@ def give_consent(use: CodeUse, files: Files, *, root: str, run_id: str) -> None:
     Raises ConfigError if the configuration folder can't be written.
     """
     file = _consent_file(use, files)
-    name = file_of(use.setting)
+    name, part = file_of(use.setting), use.packaged
     about = {
         "name": use.setting,
+        **({} if part is None else {"distribution": part.distribution, "version": part.version}),
         "options": dict(use.options),
         "sha256": None if name is None else files[name].digests,
         "paths": None if name is None else files[name].paths,

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ludic.by_name import find_by_name, read_packaged
+from ludic.by_name import find_by_name
 from ludic.code.consent import CodeSettings, CodeUse, give_consent, has_consent
-from ludic.code.kinds import KINDS
+from ludic.code.kinds import KINDS, can_be_packaged
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
-from ludic.installed import LUDIC, name_and_version
+from ludic.installed import LUDIC, module_file, name_and_version
 from ludic.paths import local_path
+from ludic.store.catalogue import WORKERS
 from ludic.store.code import SHOWN_DIGITS, keep_files, newest_list, read_copy, text_name
 from ludic.store.records import CodeRecord, FileEntry
 from ludic.store.root import Root
@@ -54,6 +55,7 @@ def trusted_files(root: Root, uses: Sequence[CodeUse], *, update: bool = False) 
 
     Warns if a file on disk differs from the root's copy, which is the one that runs. Raises ConsentError, ConfigError.
     """
+    _check_installed(root, uses)
     found = find_files(root, uses, update=update)
     _check_consent(root, uses, found)
     for name in sorted(found.kept):
@@ -81,6 +83,7 @@ def files_to_check(root: Root, uses: Sequence[CodeUse], settings: CodeSettings) 
 
 def _agreed(root: Root, uses: Sequence[CodeUse], settings: CodeSettings) -> tuple[list[CodeUse], dict[str, UserFile]]:
     """Return the uses that the settings give consent to, and the files of all uses."""
+    _check_installed(root, uses)
     found = find_files(root, uses, update=settings.update_code)
     _check_paths(root, uses, found)
     new = [use for use in uses if not _is_consented(use, found.files) and _agrees(root, use, found, settings)]
@@ -182,11 +185,30 @@ def record_of(use: CodeUse, files: Files) -> CodeRecord:
         imports = {module: text.sha256 for module, text in file.imports.items()}
         return CodeRecord(role=use.role, name=use.setting, sha256=file.sha256, path=str(file.path), imports=imports)
     sha256, package, others = None, name_and_version(LUDIC), {}
-    if kind.folder is not None:
-        sha256 = digest(read_packaged(kind.folder, use.setting).encode())
+    if (part := use.packaged) is not None:
+        text = module_file(part.module)
+        sha256, package = None if text is None else digest(Path(text).read_bytes()), part.package
+    elif (text := kind.text(use.setting)) is not None:
+        sha256 = digest(text.encode())
     elif kind.source is not None:
         sha256, package, others = find_by_name(kind.source)(use.setting, use.options)
     return CodeRecord(role=use.role, name=use.setting, sha256=sha256, package=package, imports=others)
+
+
+def _check_installed(root: Root, uses: Iterable[CodeUse]) -> None:
+    """Raise ConfigError for a part that a package brought to the run, and no installed package brings here and now."""
+    for use in uses:
+        if not can_be_packaged(KINDS[use.role], use.setting) or use.packaged is not None:
+            continue
+        for life in sorted(WORKERS.listed(root), key=lambda each: each.life, reverse=True):
+            claim = WORKERS.read(root, life.slot, life.life)
+            for record in claim.code if claim is not None else ():
+                if (record["role"], record["name"]) == (use.role, use.setting) and record.get("package"):
+                    name, _, version = record["package"].rpartition(" ")
+                    raise KINDS[use.role].error(
+                        f"{root.url} names {use.role} {use.setting!r} of {record['package']}, which is not installed "
+                        f"here or no longer brings it; pip install '{name}=={version}'"
+                    )
 
 
 def _check_consent(root: Root, uses: Sequence[CodeUse], found: FoundFiles) -> None:
@@ -214,7 +236,8 @@ def _describe_refused(root: Root, use: CodeUse, found: FoundFiles, names: Sequen
             return f"{what}, {file.path}, sha256 {file.sha256[:SHOWN_DIGITS]}"
         text = f"{root.url}/{text_name(file.sha256, file.suffix)}, sha256 {file.sha256[:SHOWN_DIGITS]}"
         return f"{what}, {text}, run as {file.path}"
-    return f"{what}, which is installed here"
+    of_package = "" if use.packaged is None else f" of {use.packaged.package}"
+    return f"{what}{of_package}, which is installed here"
 
 
 def _warn_of_change(root: Root, name: str, copy: UserFile) -> None:

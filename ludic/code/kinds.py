@@ -2,20 +2,23 @@
 
     NAME                    a part of ludic: calculator
     NAME:ARGUMENT           a part of ludic that is made with an argument: tag:answer, window:8
+    NAME                    a part that an installed package brings under an entry point (docs/environments.md)
     PREFIX/NAME             an environment of another package: reasoning_gym/leg_counting
     path/to/file.py:name    what has that name in a file of yours
     NAME:path/to/file.py:name    a part of ludic that is made with yours: json:moves.py:Move, trl:rewards.py:accuracy
     path/to/file.sql        SQL of yours
 
 Each kind is one value below. To add a part to ludic, write it, and name it in its kind. Parts are imported when they
-are used: their libraries take seconds, and those who produce episodes know nothing of those who train. SQL needs no
-line here: a file in ludic/sql/{folder}/ is a part.
+are used: their libraries take seconds, and those who produce episodes know nothing of those who train. SQL and
+algorithms need no line here: a file in their folder is a part. Entry points are looked at only for a name that ludic
+does not have.
 
 Your own code runs only with consent if a root names it (ludic.code.consent); the text that was read is what runs, and
 a copy of it is kept in the root (ludic.code.kept).
 """
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +29,10 @@ from typing import Any
 
 from ludic.by_name import find_by_name, packaged_names, read_packaged
 from ludic.code.run import describe, describe_failure, load_file, only_exceptions, training_starts_at
+from ludic.defaults import ENGINE as ANY_ENGINE
+from ludic.defaults import RECORDED_ENV
 from ludic.errors import ConfigError, LudicError, QueryError, unknown_name
+from ludic.installed import LUDIC, PackagedPart, name_and_version, packaged_parts
 from ludic.paths import local_path
 from ludic.user_files import (
     MCP,
@@ -48,6 +54,8 @@ _CLASS = "path/to/file.py:ClassName"
 _FUNCTION = "path/to/file.py:function"
 _SQL = "path/to/file.sql"
 _INSTALLED_CLASS = "package.module:ClassName"
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+"""Matches the names that packages may give their parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,13 +64,18 @@ class Kind:
 
     role: str
     """What such a part is called, in messages and in records of code."""
-    built_in: Mapping[str, str] = field(default_factory=dict)
-    """Parts of ludic by name: text module:attribute. NAME:ARGUMENT stands for all such names; its attribute is a
-    function of the argument."""
+    built_in: Mapping[str, str | None] = field(default_factory=dict)
+    """Parts of ludic by name: text module:attribute; None for a name that stands for no part. NAME:ARGUMENT stands for
+    all such names; its attribute is a function of the argument."""
+    entry_points: str = ""
+    """Group of the entry points by which installed packages bring such parts; "" if they can't."""
     packages: Mapping[str, str] = field(default_factory=dict)
     """Prefixes of parts of other packages, each with text module:attribute of what makes them."""
     folder: str | None = None
-    """Folder of ludic/sql/ with one file for each part."""
+    """Folder of `room` with one file for each part."""
+    room: str = "ludic.sql"
+    suffix: str = ".sql"
+    """Suffix of the files in the folder."""
     own: tuple[str, ...] = ()
     """Forms of users' own parts."""
     noun: str = "class or function"
@@ -75,25 +88,33 @@ class Kind:
     """Text module:function: returns (sha256, package and version, digests of other texts by name) of the code of a part
     that is no user's file, from its name and options. None: it is a part of ludic that depends on nothing else."""
     error: type[LudicError] = ConfigError
+    instead: Mapping[str, str] = field(default_factory=dict)
+    """What errors say of a name that people look for and no part has."""
 
     def names(self) -> list[str]:
-        """Return the parts of ludic, sorted; those with an argument as NAME:ARGUMENT."""
-        return list(self.built_in) if self.folder is None else packaged_names(self.folder)
+        """Return the parts of ludic, those of a folder sorted; those with an argument as NAME:ARGUMENT."""
+        return list(self.built_in) if self.folder is None else packaged_names(self.folder, self.room, self.suffix)
 
     def text(self, name: str) -> str | None:
-        """Return the SQL of a part of ludic; None if it has none of this name."""
-        is_sql = self.folder is not None and name in self.names()
-        return read_packaged(self.folder or "", name) if is_sql else None
+        """Return the text of a part of ludic that is a file in its folder; None if it has none of this name."""
+        if self.folder is None or name not in self.names():
+            return None
+        return read_packaged(self.folder, name, self.room, self.suffix)
+
+    def check(self, name: str) -> None:
+        """Check a name as the function `check` does: a setting whose type is Annotated[str, KIND] asks this."""
+        check(self, name)
 
     def is_users(self, setting: str) -> bool:
         """Return whether a setting names code that is not part of ludic: a root may name it only with consent.
 
         The tool `python` counts, since it runs what the model writes; so does qa/SOURCE, since it copies a file of
-        this machine into the root, question by question; and an environment module:Class of an installed package.
+        this machine into the root, question by question; an environment module:Class of an installed package; and
+        what such a package brings under a name.
         """
         if file_of(setting) is not None or setting.startswith(self.foreign):
             return True
-        return _INSTALLED_CLASS in self.own and ":" in setting
+        return (_INSTALLED_CLASS in self.own and ":" in setting) or packaged_part(self, setting) is not None
 
 
 ENVIRONMENT = Kind(
@@ -116,9 +137,14 @@ ENVIRONMENT = Kind(
         "gymnasium/": "ludic.adapters.environments.gymnasium:FAMILY",
         "verifiers/": "ludic.adapters.environments.verifiers:FAMILY",
     },
+    entry_points="ludic.environments",
     own=(_CLASS, _INSTALLED_CLASS),
     noun="class",
     foreign=(QUESTIONS, "verifiers/"),
+    instead={
+        RECORDED_ENV: "stands for that of a recorded run, which is in the program that was recorded; name one with "
+        "--env"
+    },
     source="ludic.environments.registry:source_of",
 )
 SCORER = Kind(
@@ -133,6 +159,7 @@ SCORER = Kind(
         f"{REWARD_MODEL}PATH_OR_ID": "ludic.adapters.reward_models:ModelScorer",
         f"{POOLING}URL": "ludic.adapters.reward_models:ServerScorer",
     },
+    entry_points="ludic.scorers",
     own=(_FUNCTION,),
     noun="function",
     foreign=(POOLING,),
@@ -207,9 +234,82 @@ ENGINE = Kind(
         "vllm": "ludic.engines.vllm_engine:make_engine",
         "server": "ludic.engines.server_engine:make_engine",
     },
+    entry_points="ludic.engines",
     own=(_CLASS,),
+    instead={ANY_ENGINE: "stands for the engine that this machine's device has"},
 )
 """Never named by a root: the person who starts a worker names its engine."""
+TOOL_FORMAT = Kind(
+    role="tool format",
+    # The last one would read JSON in the markup of the others, too.
+    built_in={
+        "hermes": "ludic.agents.tools.formats:HERMES",
+        "qwen3_coder": "ludic.agents.tools.formats:QWEN3_CODER",
+        "mistral": "ludic.agents.tools.formats:MISTRAL",
+        "json": "ludic.agents.tools.formats:JSON",
+        "json:TAG": "ludic.agents.tools.formats:json_in_tag",
+        "llama": "ludic.agents.tools.formats:LLAMA",
+    },
+    fits=lambda found: callable(getattr(found, "parse", None)),
+)
+"""How model families write tool calls; json:TAG is calls in <TAG>...</TAG>."""
+ALGORITHM = Kind(
+    role="algorithm",
+    folder="algorithms",
+    room="ludic.training",
+    suffix=".toml",
+    instead={
+        "ppo": "is unknown: ludic has no critic; grpo and reinforce_pp clip ratios as PPO does (docs/algorithms.md)"
+    },
+)
+"""Settings of trainers by the names of their papers."""
+OBJECTIVE = Kind(
+    role="objective",
+    built_in={
+        name: f"ludic.training.losses:{name}"
+        for name in (
+            *("reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo", "vespo"),
+            *("sft", "dpo", "ipo", "orpo"),
+        )
+    },
+)
+"""Functions of a loss; the settings of each are a dataclass of the same name in ludic.training.config."""
+TRACKER = Kind(
+    role="tracker",
+    built_in={
+        "none": None,
+        "tensorboard": "ludic.adapters.trackers:tensorboard",
+        "wandb": "ludic.adapters.trackers:wandb",
+    },
+    entry_points="ludic.trackers",
+)
+"""Programs that show a run while it trains. A trainer keeps the tracker of the last one, which the root names."""
+LAUNCHER = Kind(
+    role="launcher",
+    built_in={"local": "ludic.launch.local:launch_here", "ray": "ludic.adapters.ray.launcher:launch"},
+    entry_points="ludic.launchers",
+)
+CLUSTER_SYSTEM = Kind(
+    role="cluster system",
+    built_in={
+        "slurm": "ludic.adapters.clusters.systems:SLURM",
+        "kubernetes": "ludic.adapters.clusters.systems:KUBERNETES",
+    },
+    entry_points="ludic.cluster_systems",
+    noun="ClusterSystem",
+    fits=lambda found: callable(getattr(found, "files", None)),
+)
+EXPORTER = Kind(
+    role="export format",
+    built_in={
+        "hf": "ludic.adapters.exports.weights:hf",
+        "delta": "ludic.adapters.exports.tables:delta",
+        "iceberg": "ludic.adapters.exports.tables:iceberg",
+        "jsonl": "ludic.adapters.exports.text:export_text",
+        "inspect": "ludic.adapters.exports.inspect_logs:inspect",
+    },
+    entry_points="ludic.exporters",
+)
 ADVANTAGE = Kind(
     role="advantage",
     folder="advantages",
@@ -228,6 +328,7 @@ FORMAT = Kind(
         name: f"ludic.adapters.imports.formats:{name.upper().replace('-', '_')}"
         for name in ("art", "inspect", "jsonl", "lighteval", "lm-eval", "prime-rl", "skyrl", "trl", "verl")
     },
+    entry_points="ludic.formats",
     own=(_FUNCTION,),
     noun="function or Format",
     fits=lambda found: isfunction(getattr(found, "function", found)),
@@ -240,6 +341,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         for kind in (
             *(ENVIRONMENT, SCORER, GROUP_SCORER, PARSER, CONTEXT, TOOL, PROTOCOL, SUB_AGENT, ENGINE),
             *(ADVANTAGE, FILTER, SELECTION, MEASURE, CONTAMINATION, FORMAT),
+            *(TOOL_FORMAT, ALGORITHM, OBJECTIVE, TRACKER, LAUNCHER, CLUSTER_SYSTEM, EXPORTER),
         )
     }
 )
@@ -296,20 +398,23 @@ class Own:
 
 
 def find(kind: Kind, name: str, files: Files = NO_FILES) -> Any:
-    """Return the part that a setting names; imports ludic's, and runs a user's file.
+    """Return the part that a setting names; imports it if it is ludic's or a package's, and runs a user's file.
 
-    For a part with an argument it is a function that takes no more positional arguments; for a part in SQL, its text.
+    For a part with an argument it is a function that takes no more positional arguments; for a part in SQL or TOML, its
+    text; None for a name that stands for no part.
     files: users' files to use instead of those on disk, by path as in the name. Raises the kind's error if there is no
-    such part, or if a user's file can't be read, fails, or has nothing of that name that can be such a part.
+    such part, if a package's can't be imported, or if a user's file can't be read, fails, or has nothing of that name
+    that can be such a part.
     """
     text = kind.text(name)
     if text is not None:
         return text
     built_in = _built_in(kind, name)
     if built_in is None:
-        return find_own(kind, name, files).value
+        part = packaged_part(kind, name)
+        return find_own(kind, name, files).value if part is None else _load(kind, part)
     attribute, arguments = built_in
-    found = find_by_name(attribute)
+    found: Any = None if attribute is None else find_by_name(attribute)
     return partial(found, *arguments) if arguments else found
 
 
@@ -319,6 +424,8 @@ def check(kind: Kind, name: str, files: Files = NO_FILES) -> None:
     Raises the kind's error for an unknown name, and for a user's file that can't be read or defines no such name.
     """
     if _built_in(kind, name) is not None or kind.text(name) is not None:
+        return
+    if packaged_part(kind, name) is not None:
         return
     if not is_own(kind, name):
         raise unknown(kind, name)
@@ -380,14 +487,80 @@ def unknown(
     kind: Kind, name: str, *, known: Iterable[str] | None = None, listed: Sequence[str] | None = None
 ) -> LudicError:
     """Return the error about a name that no part has. known, listed: as in errors.unknown_name, if not kind.names()."""
+    if name in kind.instead:
+        return kind.error(f"{kind.role} {name!r} {kind.instead[name]}")
     if name.endswith(".py") and any(".py:" in form for form in kind.own):
         return _unnamed(kind, name)
     names = kind.names()
-    return kind.error(
-        unknown_name(
-            kind.role, name, names if known is None else known, listed=names if listed is None else listed, own=kind.own
-        )
-    )
+    known, listed = names if known is None else known, names if listed is None else listed
+    brought = list(dict.fromkeys(each.name for each in _packaged_parts(kind)))
+    of_packages = [f"what a package brings as an entry point of {kind.entry_points}"] if kind.entry_points else []
+    own = [*kind.own, *of_packages]
+    return kind.error(unknown_name(kind.role, name, [*known, *brought], listed=[*listed, *brought], own=own))
+
+
+# --- Parts that installed packages bring ------------------------------------------------------------------------------
+
+
+def packaged_part(kind: Kind, name: str) -> PackagedPart | None:
+    """Return the part that an installed package brings under a name; None if none does, or if the name is ludic's.
+
+    Imports nothing, and looks at no entry point for a name of ludic. Raises the kind's error if two packages bring it,
+    or if one brings a name that is ludic's or is none.
+    """
+    if not can_be_packaged(kind, name):
+        return None
+    found = [each for each in _packaged_parts(kind) if each.name == name]
+    if len(found) > 1:
+        packages = " and ".join(each.package for each in found)
+        raise kind.error(f"{kind.role} {name!r} is brought by {packages}; uninstall one of them")
+    return found[0] if found else None
+
+
+def can_be_packaged(kind: Kind, name: str) -> bool:
+    """Return whether a package may bring a part under a name: it is a plain one, and none of ludic's."""
+    return bool(kind.entry_points) and name not in _taken(kind) and _PLAIN.fullmatch(name) is not None
+
+
+def _taken(kind: Kind) -> set[str]:
+    """Return the names that no package may give: those of ludic, and the first words of longer ones."""
+    return {*map(_head, kind.names()), *(each.rstrip("/:") for each in (*kind.packages, *kind.foreign)), *kind.instead}
+
+
+def _packaged_parts(kind: Kind) -> list[PackagedPart]:
+    parts = packaged_parts(kind.entry_points) if kind.entry_points else []
+    taken = _taken(kind)
+    for each in parts:
+        where = f"of the entry points {kind.entry_points!r}"
+        if each.name in taken:
+            raise kind.error(
+                f"{kind.role} {each.name!r} is of {name_and_version(LUDIC) or LUDIC}, and {each.package} brings one of "
+                f"the same name; rename it {where}, or uninstall {each.distribution}"
+            )
+        if not _PLAIN.fullmatch(each.name):
+            raise kind.error(
+                f"{kind.role} {each.name!r} of {each.package} is no name, wanted letters, digits, _ and -; rename it "
+                f"{where}, or uninstall {each.distribution}"
+            )
+    return parts
+
+
+def _load(kind: Kind, part: PackagedPart) -> Any:
+    """Import a part of a package. Raises the kind's error if that fails, or if it can be no such part."""
+    try:
+        with only_exceptions():
+            found = part.entry.load()
+    except Exception as error:
+        raise kind.error(
+            f"{kind.role} {part.name!r} of {part.package} can't be imported ({part.entry.value}): {describe(error)}; "
+            f"repair the package (pip install --force-reinstall {part.distribution}), or uninstall it"
+        ) from error
+    if not kind.fits(found):
+        raise kind.error(f"{kind.role} {part.name!r} of {part.package} is {found!r}, wanted a {kind.noun}")
+    return found
+
+
+# --- Names -----------------------------------------------------------------------------------------------------------
 
 
 def is_own(kind: Kind, name: str) -> bool:
@@ -399,8 +572,8 @@ def is_own(kind: Kind, name: str) -> bool:
     return name.endswith(".sql") and _SQL in kind.own
 
 
-def _built_in(kind: Kind, name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return the text module:attribute of a part of ludic that is not SQL, and its argument; None if there is none."""
+def _built_in(kind: Kind, name: str) -> tuple[str | None, tuple[str, ...]] | None:
+    """Return the text module:attribute of a part of ludic that is no file, and its argument; None if there is none."""
     head, colon, argument = name.partition(":")
     if not colon:
         return (kind.built_in[name], ()) if name in kind.built_in else None

@@ -11,6 +11,7 @@ from ludic.code.kinds import (
     SCORER,
     SCORER_OPTIONS,
     own_code_of,
+    packaged_part,
     parser_stages,
     scorer_names,
     takes_settings,
@@ -42,7 +43,10 @@ def sampling_uses(run: RunConfig, of_root: RunConfig | None = None) -> list[Code
 
 
 def _scorers(run: RunConfig) -> dict[str, Mapping[str, Any]]:
-    """Return the users' functions and the reward models that options of environments qa/SOURCE name, with settings."""
+    """Return the scorers that options of environments qa/SOURCE name, but those of ludic, with settings.
+
+    They are users' functions, those of installed packages, and reward models.
+    """
     found: dict[str, Mapping[str, Any]] = {}
     for env in run.env:
         options = run.env_options.get(env)
@@ -54,6 +58,8 @@ def _scorers(run: RunConfig) -> dict[str, Mapping[str, Any]]:
                 continue
             if own := own_code_of(SCORER, name):
                 found[own] = {}
+            elif packaged_part(SCORER, name) is not None:
+                found[name] = {}
             elif takes_settings(SCORER, name):
                 given = settings.get(name) if isinstance(settings, Mapping) else None
                 found[name] = given if isinstance(given, Mapping) else {}

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ludic.code.kinds import GROUP_SCORER, SCORER, Kind, find, is_made_with_own, is_own, scorer_names, takes_settings
+from ludic.code.kinds import GROUP_SCORER, SCORER, Kind, find, is_made_with_own, scorer_names, takes_settings
 from ludic.code.run import misfit_of_call, place_of_function
 from ludic.defaults import EXAMPLE_IDS, ExampleIds
 from ludic.environments import environment
@@ -340,7 +340,7 @@ class QuestionScorers:
         self.question: str = options.question or ("question" if first is None else first.func.question)
         of_program = "answer" if first is None else first.func.answer
         self.answer: str | None = options.answer if options.answer != "" else of_program
-        comparing = (name for name, make in foreign.items() if make is None and not is_own(SCORER, name))
+        comparing = (name for name in foreign if name in _OF_LUDIC)
         if self.answer is None and (needing := next(comparing, None)):
             raise ConfigError(f"the scorer {needing} needs a right answer; name its column with the option answer")
         scorers: dict[str, ScoreFunction] = {
@@ -386,13 +386,13 @@ def _check_options(options: QuestionOptions, scorers: Collection[str]) -> None:
 
 
 def _check_arguments(kind: Kind, name: str, function: Callable[..., Any], protocol: type, method: str) -> None:
-    """Raise ConfigError if a user's scorer takes other arguments than that method of the protocol."""
-    if is_own(kind, name) and (problem := misfit_of_call(function, arguments_of(protocol, method))):
+    """Raise ConfigError if a scorer that is not ludic's takes other arguments than that method of the protocol."""
+    if name not in kind.built_in and (problem := misfit_of_call(function, arguments_of(protocol, method))):
         raise ConfigError(f"{kind.role} {name} {problem}")
 
 
 def _own_scorer(name: str, tolerance: float, files: Files) -> ScoreFunction:
-    """Return a scorer of ludic or of the user by its name. Raises ConfigError."""
+    """Return a scorer of ludic, of a package or of the user by its name. Raises ConfigError."""
     score: Callable[..., Any] = find(SCORER, name, files)
     _check_arguments(SCORER, name, score, environment.SingleTurnEnvironment, "score")
     if name == "math":

@@ -1,4 +1,4 @@
-"""Find an environment by name: built-in, PREFIX/NAME for other packages and data files, or a user's class.
+"""Environments by name: built-in, those of packages and of your data as PREFIX/NAME or by entry points, or your own.
 
 To add a built-in environment, write its class, and its line in ludic.code.kinds; for those of a package, write an
 adapter in ludic/adapters/environments/ and its line there. Raises ConfigError, which names the request, the value found
@@ -15,9 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from ludic.by_name import find_by_name
-from ludic.code.kinds import ENVIRONMENT, find, unknown
+from ludic.code.kinds import ENVIRONMENT, find, packaged_part, unknown
 from ludic.code.run import describe, only_exceptions
-from ludic.defaults import RECORDED_ENV
 from ludic.environments.environment import (
     RUN_IN,
     Environment,
@@ -56,10 +55,10 @@ def make_environment(
 ) -> EnvironmentFactory:
     """Load an environment and return a factory of new instances, one per episode.
 
-    name: a built-in name, PREFIX/NAME of ENVIRONMENT.packages, qa/SOURCE, path/to/file.py:ClassName or
-    package.module:ClassName; a class may implement either protocol. options: keyword arguments. seed: passed to
-    constructors that take a `seed`, unless options hold one. files: files to run instead of those on disk, by path as
-    in the name.
+    name: a built-in name, one that an installed package brings, PREFIX/NAME of ENVIRONMENT.packages, qa/SOURCE,
+    path/to/file.py:ClassName or package.module:ClassName; a class may implement either protocol. options: keyword
+    arguments. seed: passed to constructors that take a `seed`, unless options hold one. files: files to run instead of
+    those on disk, by path as in the name.
 
     Raises ConfigError if there is no such environment, or if it can't be loaded, refuses its options, or fits neither
     protocol.
@@ -113,7 +112,7 @@ def _find(name: str, files: Files) -> Callable[..., Any]:
         return _find_in_family(name, prefix)
     if ":" in name:
         return _find_installed(name)
-    if name not in ENVIRONMENT.built_in:
+    if name not in ENVIRONMENT.built_in and packaged_part(ENVIRONMENT, name) is None:
         raise _unknown(name)
     return find(ENVIRONMENT, name)
 
@@ -155,10 +154,6 @@ def _find_in_family(name: str, prefix: str) -> Callable[..., Any]:
 
 
 def _unknown(name: str) -> LudicError:
-    if name == RECORDED_ENV:
-        return ConfigError(
-            f"environment {name!r} is the placeholder of a recorded program's environment; name one with --env"
-        )
     prefix = prefix_of(name)
     forms = [*ENVIRONMENT.names(), f"{QUESTIONS}FILE", *(f"{each}NAME" for each in ENVIRONMENT.packages)]
     return unknown(

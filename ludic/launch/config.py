@@ -1,9 +1,14 @@
-"""Define the settings of the processes that `ludic run` starts; imports nothing slow, to keep `--help` fast."""
+"""Settings of the processes that `ludic run` starts, and of those on a cluster.
 
+Imports nothing slow, so that `--help` answers at once.
+"""
+
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
+from ludic.code.kinds import LAUNCHER
 from ludic.defaults import STOP_WITHIN_S
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
@@ -55,7 +60,7 @@ class LaunchConfig(StreamConfig):
     """Seconds that a process may take to stop cleanly after Ctrl-C, such as to finish a step and write a checkpoint;
     then it is killed."""
 
-    launcher: Literal["local", "ray"] = "local"
+    launcher: Annotated[str, LAUNCHER] = "local"
     """local: processes of this machine; ray: actors on the nodes of a Ray cluster, which must reach the root."""
     ray_address: str | None = None
     """Address of the Ray cluster, such as node1:6379. None takes RAY_ADDRESS, else the cluster of this machine, else
@@ -65,15 +70,15 @@ class LaunchConfig(StreamConfig):
 
     def __post_init__(self) -> None:
         check(self)
-        if self.launcher == "local" and self.ray_address is not None:
+        if self.launcher != "ray" and self.ray_address is not None:
             raise ConfigError("ray_address has no effect without --launcher ray; add it, or leave out ray_address")
-        if self.launcher == "ray" and {self.trainer_gpus, self.worker_gpus} != {None}:
+        if self.launcher != "local" and {self.trainer_gpus, self.worker_gpus} != {None}:
             raise ConfigError(
-                "trainer_gpus and worker_gpus name GPUs of this machine; with --launcher ray, Ray assigns"
+                f"trainer_gpus and worker_gpus name GPUs of this machine; {self.launcher} assigns its own"
             )
         if self.eval_options and self.eval_every is None:
             raise ConfigError("eval_options has no effect without eval_every; add it, or leave out eval_options")
-        if self.launcher == "ray" and self.eval_every is not None:
+        if self.launcher != "local" and self.eval_every is not None:
             raise ConfigError("eval_every needs --launcher local; on a cluster, start `ludic eval ROOT --every K`")
         self.evaluation(until_step=1)
 
@@ -142,3 +147,104 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+# --- Clusters --------------------------------------------------------------------------------------------------------
+
+
+_SHELL = ("setup", "line")
+"""Settings that are shell code."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\n]*")
+MAX_HOURS = 24
+"""Hours of a Slurm job without max_hours: a partition's own default may be minutes."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+*-]*")
+"""Matches the other texts: names that mean the same in a shell, in YAML and in an #SBATCH line."""
+
+
+def _is_name(field: str, value: str) -> bool:
+    return NAME.fullmatch(value.removeprefix("/") if field == "log_folder" else value) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Machines of a run on a cluster."""
+
+    workers: Processes | None = None
+    """Number of workers; None takes num_workers, all of the schedule."""
+    nodes: Processes = 1
+    """Number of machines of the trainer."""
+    ranks: Processes = 1
+    """Number of the trainer's processes on each of its machines."""
+    gpus: bool = True
+    """Reserve a GPU for each rank, and tensor_parallel GPUs for each worker."""
+    gpu_type: str | None = None
+    """Type of the GPUs as the cluster names it, such as h100, H100 or NVIDIA-H100-80GB-HBM3."""
+    cpus: Annotated[int, Range(1, 10**4)] = 4
+    """CPUs for each rank and each worker."""
+    memory_gb: Annotated[int, Range(1, 10**5)] | None = None
+    """Memory for each rank and each worker, in GiB; None takes what `ludic plan` says, with a quarter more."""
+    serve: bool = False
+    """Run `ludic serve` beside each worker, on its GPUs; the worker samples from it, so that vLLM lives in a process of
+    its own, which is restarted alone."""
+    variable: tuple[str, ...] = ()
+    """Environment variables of all processes, such as HF_HOME=/shared/hf NCCL_SOCKET_IFNAME=eth0; no secrets."""
+    max_hours: Annotated[int, Range(1, 10**5)] | None = None
+    """Hours after which the cluster ends the jobs; None is 24 with slurm, no limit with kubernetes."""
+    stop_within_s: StopWithin = STOP_WITHIN_S
+    """Seconds that a process may take to stop cleanly after SIGTERM, such as to finish a step and write a checkpoint;
+    then it is killed. Slurm sends SIGTERM so long before the time limit."""
+    setup: str | None = None
+    """slurm: shell code that makes `ludic` available on a machine, such as "source ~/ludic/bin/activate"."""
+    image: str | None = None
+    """kubernetes: container image with ludic and the engine."""
+    partition: str | None = None
+    """slurm: partition of the jobs."""
+    account: str | None = None
+    """slurm: account of the jobs."""
+    log_folder: str | None = None
+    """slurm: folder of the jobs' log files, there before they start; None is the root's logs/ if Slurm can
+    read its name, else the folder in which sbatch runs."""
+    line: tuple[str, ...] = ()
+    """slurm: lines for both files, such as "#SBATCH --qos=high" or "module load cuda"; others than #SBATCH run before
+    ludic does."""
+    namespace: str | None = None
+    """kubernetes: namespace of the JobSet."""
+    secret: str | None = None
+    """kubernetes: name of a Secret whose entries become environment variables, such as the bucket's credentials."""
+    trust_code: bool = False
+    """Pass --trust-code to all processes: agree to run the Python files in the root, which machines refuse without."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, str) and each.name not in _SHELL and not _is_name(each.name, value):
+                raise ConfigError(f"{each.name} is {value!r}, wanted a name of letters, digits and _ . : / @ + * -")
+        for text in self.variable:
+            if not _VARIABLE.fullmatch(text):
+                raise ConfigError(f"variable has {text!r}, wanted NAME=VALUE on one line")
+        for text in self.line:
+            if "\n" in text:
+                raise ConfigError(f"line has {text!r}, wanted one line; give several lines one by one")
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables by name."""
+        return dict(text.split("=", 1) for text in self.variable)
+
+
+class ClusterSystem(Protocol):
+    """A program that starts processes on machines, such as Slurm: a part of the kind CLUSTER_SYSTEM."""
+
+    @property
+    def start(self) -> str:
+        """Command that starts a file, with {} in its place, such as sbatch {}."""
+        ...
+
+    def check(self, cluster: ClusterConfig) -> None:
+        """Raise SettingsError for settings that the system does not use or lacks."""
+        ...
+
+    def files(self, root: "Root", config: TrainConfig, engine: EngineConfig, cluster: ClusterConfig) -> dict[str, str]:
+        """Return the texts of the files that start a run, by name. Raises ConfigError if settings do not fit."""
+        ...

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
-from ludic.by_name import find_by_name
 from ludic.code.consent import CodeSettings
+from ludic.code.kinds import LAUNCHER, find
 from ludic.devices import MEMORY_VARIABLE, VARIABLE, Gpus, visible_gpus
 from ludic.engines.config import EngineConfig
 from ludic.engines.registry import check_engine
@@ -59,14 +58,6 @@ class Launcher(Protocol):
         ...
 
 
-LAUNCHERS: Mapping[str, str] = MappingProxyType(
-    {
-        "ray": "ludic.adapters.ray.launcher:launch",
-    }
-)
-"""The Launcher of each value of LaunchConfig.launcher but `local`, which is ludic's own."""
-
-
 def launch(
     root: Root,
     config: TrainConfig,
@@ -77,11 +68,11 @@ def launch(
     code: CodeSettings | None = None,
     server: StartServer | None = None,
 ) -> int:
-    """Run all processes, on this machine or with the launcher that `processes` name; see Launcher and launch_here."""
-    if processes.launcher in LAUNCHERS:
-        launcher: Launcher = find_by_name(LAUNCHERS[processes.launcher])
-        return launcher(root, config, processes, engine, model=model, code=code)
-    return launch_processes(root, config, processes, engine, model=model, server=server)
+    """Run all processes, on this machine or with the launcher in `processes`; see Launcher and launch_processes."""
+    if processes.launcher == "local":
+        return launch_processes(root, config, processes, engine, model=model, server=server)
+    launcher: Launcher = find(LAUNCHER, processes.launcher)
+    return launcher(root, config, processes, engine, model=model, code=code)
 
 
 def launch_processes(

@@ -25,6 +25,7 @@ from ludic.store.filesystem import Storage
 from ludic.store.root import check_scheme
 from ludic.store.weights import copy_snapshot, keep_model
 from ludic.training.config import TrainConfig
+from ludic.training.tracking import tracker_uses
 from ludic.user_files import NO_FILES, Files
 
 
@@ -70,7 +71,8 @@ def prepare_run_code(
 def uses_of(root: Root, train: TrainConfig) -> list[CodeUse]:
     """Return the code that workers and the trainer of a run use."""
     run = run_of(root)
-    return [*sampling_uses(run), *rules_of(run, train).uses(names_in_root(root))]
+    rules = rules_of(run, train)
+    return [*sampling_uses(run), *rules.uses(names_in_root(root)), *tracker_uses(root, train.tracker.log_to)]
 
 
 def rules_of(run: RunConfig, train: TrainConfig) -> BatchRules:

@@ -21,6 +21,7 @@ from ludic.store import Root, newest_attempt_id
 from ludic.store.attempts import NOTHING_TO_RESUME, begin_from_cut, checkpoint_id_to_resume, checkpoint_ids
 from ludic.store.claims import newest_claim
 from ludic.training.config import TrainConfig
+from ludic.training.tracking import tracker_uses
 
 
 def train_in_process(
@@ -105,7 +106,7 @@ def last_step(root: Root) -> int:
 def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) -> None:
     """Store users' files, and record consent according to `code`, and to the user's own files in the root."""
     rules = rules_of(run_of(root), config)
-    uses = rules.uses(names_in_root(root))
+    uses = [*rules.uses(names_in_root(root)), *tracker_uses(root, config.tracker.log_to)]
     if code.is_given or gives_consent(root, uses):
         prepare_code(root, uses, code, lambda files: Planner(replace(rules, files=files), root.extra_columns))
 

@@ -1,31 +1,90 @@
 """Exchange with other programs: export weights, tables, text and evaluations; import rollouts."""
 
+import inspect
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Unpack
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, Protocol, Unpack
 
-from ludic.adapters.exports.exporting import ExportOptions
+from ludic.by_name import find_by_name
+from ludic.code.kinds import EXPORTER, find
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, MissingRootError
-from ludic.settings import GroupSize, GroupsPerBatch, Seconds, SecondsOfADay, Shown, convert, operation
+from ludic.settings import (
+    GroupSize,
+    GroupsPerBatch,
+    Index,
+    Seconds,
+    SecondsOfADay,
+    Shown,
+    check,
+    convert,
+    operation,
+)
 
 if TYPE_CHECKING:
-    from ludic.adapters.exports.exporting import Exported, ExportFormat
-    from ludic.adapters.imports.importing import Imported
+    from ludic.operations.outcomes import Imported
     from ludic.operations.run import Run
     from ludic.operations.typed import ExportSettings
+    from ludic.results import Result
+    from ludic.store import Root
+
+
+class Exporter(Protocol):
+    """A part of the kind EXPORTER. It also takes `track`, and those fields of ExportOptions that apply, by name."""
+
+    def __call__(self, root: "Root", target: str | BinaryIO | None) -> "Result":
+        """Write to a file or a folder, a path or a URL, and return what was written; None: where it writes by itself.
+
+        Raises ConfigError if the target exists or does not fit.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """Format of an export, and its options."""
+
+    format: Annotated[str, EXPORTER]
+    """Output format. delta and iceberg register the existing files without copying them; run the command again to add
+    new files. hf writes a folder of weights, configuration and tokenizer, for transformers and vLLM. inspect writes
+    evaluations as logs of inspect_ai."""
+    table: Literal["rollouts", "evals"] = "rollouts"
+    """Table to export."""
+    where: str | None = None
+    """JSONL and CSV: SQL predicate, such as "policy_version > 3"; None exports all rows."""
+    sql: str | None = None
+    """JSONL and CSV: export the result of this query, which may use the same views as `ludic sql`."""
+    step: Index | None = None
+    """hf: export the checkpoint of this step."""
+    version: Index | None = None
+    """hf: export this published version; the default, without --step, is the newest version. inspect: export the
+    evaluations of this version; None is all."""
+    model: str | None = None
+    """hf: location of the run's first model, which a LoRA adapter needs; None takes the location in run.json."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        taken = inspect.signature(find(EXPORTER, self.format)).parameters
+        for each in fields(self):
+            if each.name not in ("format", *taken) and getattr(self, each.name) != each.default:
+                raise ConfigError(f"{each.name} does not apply to format {self.format}; leave it out")
+        if self.step is not None and self.version is not None:
+            raise ConfigError("step and version both choose the weights; give one of them")
+        if self.where and self.sql:
+            raise ConfigError("where and sql both choose the rows; give one of them")
 
 
 @operation(options=ExportOptions)
 def export(
     run: "Run",
-    format: "ExportFormat",
+    format: str,
     out: "str | PathLike[str] | BinaryIO | None" = None,
     *,
     track: Track = untracked,
     **options: Unpack["ExportSettings"],
-) -> "Exported":
+) -> "Result":
     """Export weights (Hugging Face), tables (Delta, Iceberg) or text (JSONL, CSV).
 
     Also evaluations, as logs of inspect_ai. options: fields of ExportOptions. Raises ConfigError if options do not fit
@@ -36,10 +95,13 @@ def export(
             folder or URL to write, which must not exist. inspect: local folder of the logs. Iceberg: local folder of
             the catalog; None uses ROOT/iceberg.
     """
-    from ludic.adapters.exports.exporting import export
-
     chosen = convert(ExportOptions, {"format": format, **options})
-    return export(run.root, chosen, fspath(out) if isinstance(out, PathLike) else out, track)
+    exporter = find(EXPORTER, chosen.format)
+    given = {each.name: getattr(chosen, each.name) for each in fields(chosen) if each.name != "format"}
+    taken = inspect.signature(exporter).parameters
+    given = {name: each for name, each in {**given, "track": track}.items() if name in taken}
+    written: Result = exporter(run.root, fspath(out) if isinstance(out, PathLike) else out, **given)
+    return written
 
 
 @operation()
@@ -87,17 +149,15 @@ def import_(
         until_idle_s: End when no file was new or changed for this many seconds; None goes on until it is stopped.
         stop: Ends --follow when it is set, instead of Ctrl-C.
     """
-    from ludic.adapters.imports.following import INTERVAL_S, Times
-    from ludic.adapters.imports.following import follow as follow_folders
-    from ludic.adapters.imports.formats import load_format
-    from ludic.adapters.imports.importing import Imported, import_files, start_for_import
     from ludic.launch.process import interruptible_unless
+    from ludic.operations.outcomes import Imported
     from ludic.store import Root
 
     for name, value in {"interval_s": interval_s, "rest_s": rest_s, "until_idle_s": until_idle_s}.items():
         if value is not None and not follow:
             raise ConfigError(f"{name} applies to follow alone, which is off; leave it out, or follow a folder")
-    load_format(from_)  # before a run is started for the files
+    # Before a run is started for the files.
+    find_by_name("ludic.adapters.imports.formats:load_format")(from_)
     paths = [fspath(path) for path in ([files] if isinstance(files, str | PathLike) else files)]
     if not paths:
         raise ConfigError("no file to import was named")
@@ -107,15 +167,18 @@ def import_(
         if model is None:
             raise ConfigError(f"{run} holds no run; --model FOLDER_OR_ID starts one") from None
         sizes = {"group_size": group_size, "groups_per_batch": groups_per_batch}
-        root = start_for_import(str(run), model, from_, env=env, **sizes)
+        start = find_by_name("ludic.adapters.imports.importing:start_for_import")
+        root = start(str(run), model, from_, env=env, **sizes)
     how = {"env": env, "tokenizer": tokenizer, "model": model}
     if not follow:
+        import_files = find_by_name("ludic.adapters.imports.importing:import_files")
         return Imported(root=root.url, files=import_files(root, paths, from_, **how, track=track))
     imported: Imported | None = None
     try:
         with interruptible_unless(stop) as stopped:
-            times = Times(interval_s=interval_s or INTERVAL_S, rest_s=rest_s, until_idle_s=until_idle_s)
-            imported = follow_folders(root, paths, from_, stopped, times, **how)
+            times = {"interval_s": interval_s, "rest_s": rest_s, "until_idle_s": until_idle_s}
+            follow_folders = find_by_name("ludic.adapters.imports.following:follow")
+            imported = follow_folders(root, paths, from_, stopped, **times, **how)
     except KeyboardInterrupt:
         if imported is None:  # a second Ctrl-C; the first one ends it well
             raise

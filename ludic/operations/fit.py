@@ -16,6 +16,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from ludic.by_name import find_by_name
 from ludic.code.consent import CodeSettings
 from ludic.code.uses import sampling_uses
 from ludic.defaults import EXAMPLE_IDS
@@ -577,7 +578,6 @@ def _fit_stored(
     wait: bool,
 ) -> "Run":
     """Import the data set as rollouts, and train on them without workers."""
-    from ludic.adapters.imports.importing import import_files
     from ludic.launch.before import check_start
     from ludic.launch.roots import open_or_start
     from ludic.operations.fit_inputs import Inputs
@@ -613,6 +613,7 @@ def _fit_stored(
         root = open_or_start(url, run)
         inputs.put_data_again()
     with progress_bar() as track:
+        import_files = find_by_name("ludic.adapters.imports.importing:import_files")
         reports = import_files(root, [str(file)], "jsonl", env=algorithm, track=track)
     _report_unused(reports, rows)
     _report_changes(root, train)
@@ -643,7 +644,6 @@ def _write_records(
     inputs: "Inputs", algorithm: str, dataset: Any, options: Mapping[str, Any], *, is_sft: bool
 ) -> tuple[Path, list[int]]:
     """Return the file of the records, and the number of the row that each was made of."""
-    from ludic.adapters.imports.forms import conversations, pairs
     from ludic.operations.fit_inputs import read_rows
     from ludic.show.watch import log_shown
 
@@ -652,7 +652,8 @@ def _write_records(
     if unknown_ones := options.keys() - {"split", "config", "revision"}:
         raise SettingsError(f"dataset_options has {min(unknown_ones)}; {algorithm} takes split, config and revision")
     rows, where = read_rows(dataset, options)
-    read = conversations(rows, where) if is_sft else pairs(rows, where)
+    forms = "ludic.adapters.imports.forms:conversations" if is_sft else "ludic.adapters.imports.forms:pairs"
+    read = find_by_name(forms)(rows, where)
     with log_shown():
         logger.info("%s", read.said)
     return inputs.put_rows(read.records, where), [int(each["group_id"]) for each in read.records]

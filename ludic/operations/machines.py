@@ -3,11 +3,12 @@
 import threading
 from typing import TYPE_CHECKING, Annotated, Unpack
 
-from ludic.adapters.clusters.config import ClusterConfig, System
+from ludic.by_name import find_by_name
 from ludic.code.consent import CodeSettings
+from ludic.code.kinds import CLUSTER_SYSTEM, find
 from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
-from ludic.launch.config import LaunchConfig, ServeConfig
+from ludic.launch.config import ClusterConfig, ClusterSystem, LaunchConfig, ServeConfig
 from ludic.operations.start import Algorithm, RootUrl, train_config
 from ludic.run_config import RunConfig
 from ludic.settings import Range, Shown, convert, operation, settings_of, split, without_tables
@@ -19,10 +20,7 @@ if TYPE_CHECKING:
     from ludic.operations.run import Run
     from ludic.operations.typed import ClusterFilesSettings, PlanSettings, ServeSettings, WriteClusterFilesSettings
 
-_NEXT = {"slurm": "sbatch {}", "kubernetes": "kubectl apply -f {}"}
-"""Command that starts a file, by system."""
-
-
+System = Annotated[str, CLUSTER_SYSTEM]
 Gigabytes = Annotated[float, Range(0, 10**6, above=True)]
 """10^9 bytes."""
 
@@ -142,9 +140,7 @@ def scale(run: "Run", num_workers: int, *, ray_address: str | None = None) -> No
     Args:
         ray_address: Address of the Ray cluster, as for `launch`.
     """
-    from ludic.adapters.ray.launcher import scale
-
-    scale(run.root, num_workers, ray_address)
+    find_by_name("ludic.adapters.ray.launcher:scale")(run.root, num_workers, ray_address)
 
 
 @operation(train=TrainConfig)
@@ -169,11 +165,10 @@ def cluster_files(
         engine: Engine of the workers, by name or by its settings.
         algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
     """
-    from ludic.adapters.clusters.systems import cluster_files
-
+    found: ClusterSystem = find(CLUSTER_SYSTEM, system)
     train = train_config(run.root, config, algorithm, settings, online=True)
     engine = EngineConfig(engine=engine) if isinstance(engine, str) else engine
-    return cluster_files(run.root, system, train, engine, cluster or ClusterConfig())
+    return found.files(run.root, train, engine, cluster or ClusterConfig())
 
 
 @operation(train=TrainConfig)
@@ -199,7 +194,6 @@ def write_cluster_files(
     """
     import sys
 
-    from ludic.adapters.clusters.systems import cluster_files
     from ludic.errors import ConfigError
     from ludic.launch.local import log_folder
     from ludic.launch.supervisor import make_log_folder
@@ -207,12 +201,13 @@ def write_cluster_files(
     from ludic.printable import printable
     from ludic.store import Root
 
-    cluster.check_for(system)
+    found: ClusterSystem = find(CLUSTER_SYSTEM, system)
+    found.check(cluster)
     opened = Root.open(str(root))
     if system == "slurm" and opened.is_local:
         make_log_folder(log_folder(opened))  # Slurm ends a job whose log file it can't open
     train = train_config(opened, None, algorithm, settings, online=True)
-    files = cluster_files(opened, system, train, engine, cluster)
+    files = found.files(opened, train, engine, cluster)
     if out is None:
         sys.stdout.write("\n".join(files.values()))
         return
@@ -227,4 +222,4 @@ def write_cluster_files(
                 f"{folder / name} is there already; delete it, or choose another folder with --out"
             ) from None
     for name in files:
-        print(printable(_NEXT[system].format(folder / name)))
+        print(printable(found.start.format(folder / name)))

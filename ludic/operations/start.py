@@ -9,6 +9,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from ludic.code.consent import CodeSettings
+from ludic.code.kinds import ALGORITHM
 from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, LudicError, MissingRootError, one_line
@@ -26,7 +27,6 @@ from ludic.settings import (
     split,
 )
 from ludic.training.config import TrainConfig
-from ludic.training.presets import algorithm_names
 
 if TYPE_CHECKING:
     from ludic.engines.engine import Engine
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Algorithm = Annotated[str | None, Shown(f"{{{','.join(algorithm_names())}}}")]
+Algorithm = Annotated[str, ALGORITHM] | None
 """Type of a parameter for the name of a preset; settings that are given override the preset's."""
 RootUrl = Annotated[str | PathLike[str], Shown("ROOT", by_position=True)]
 TrainerDevice = Literal["cpu", "cuda"] | None

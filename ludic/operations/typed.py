@@ -150,7 +150,7 @@ class TrainConfigValues(TypedDict, total=False):
     max_shard_size: str
     keep_policies: int | None
     full_version_every: int | None
-    log_to: Literal["none", "tensorboard", "wandb"]
+    log_to: str
     tracker_project: str | None
     tracker_entity: str | None
     tracker_name: str | None
@@ -189,7 +189,7 @@ class LaunchConfigValues(TypedDict, total=False):
     eval_options: Mapping[str, Any]
     take_over: bool
     stop_within_s: int
-    launcher: Literal["local", "ray"]
+    launcher: str
     ray_address: str | None
     ray_cpus: int
 

@@ -501,6 +501,10 @@ class Refusal:
     reason: str
 
 
+OWN_FORM = "ludic"
+"""Form of imported records under ludic's own names."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
     """imports/import-ID.done.json: the result of importing a file."""

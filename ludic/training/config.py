@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from ludic.batches.config import MICRO_BATCH_TOKENS, BatchConfig, OfLoss
+from ludic.code.kinds import OBJECTIVE, TRACKER
 from ludic.defaults import LEASE_S, MOST_LEASE_S
 from ludic.errors import ConfigError
 from ludic.settings import CountOr0, Needs, PositiveCount, Range, Tokens, Weight, check, convert, flat
@@ -256,7 +257,7 @@ Objective = Reinforce | PpoClip | Cispo | Gspo | Gmpo | Sapo | Dppo | Vespo | Sf
 class LossConfig:
     """Objective, averaging and KL to a reference. None disables a setting, unless its text says otherwise."""
 
-    objective: Objective = field(default_factory=Reinforce)
+    objective: Annotated[Objective, OBJECTIVE] = field(default_factory=Reinforce)
     """Objective maximised at each token: a function in ludic.training.losses; docs/algorithms.md has the formulas."""
     loss_normalization: Literal["tokens", "sequences", "episodes", "constant"] = "tokens"
     """Average the loss over the batch's tokens (DAPO), over its sequences' means (GRPO), over its episodes' means, or
@@ -482,7 +483,7 @@ def describe_computing(settings: Mapping[str, Any]) -> str:
 class TrackerConfig:
     """Another program that shows metrics, evaluations and samples; the root holds all of them anyway."""
 
-    log_to: Literal["none", "tensorboard", "wandb"] = "none"
+    log_to: Annotated[str, TRACKER] = "none"
     """Program that shows the run, in addition to the root's own tables; docs/watching.md lists what it gets."""
     tracker_project: str | None = None
     """Project of W&B; None takes WANDB_PROJECT, else ludic."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ludic.batches.packing import MicroBatch
+from ludic.code.kinds import OBJECTIVE, find
 from ludic.schema.columns import array_columns
 from ludic.training.config import (
     Cispo,
@@ -369,23 +370,6 @@ def _log_odds(logprob: Tensor) -> Tensor:
 # --- The loss ----------------------------------------------------------------------------------------------------
 
 
-OBJECTIVES: Mapping[str, Callable[[TokenTerms, Any], tuple[Tensor, Tensor]]] = {
-    "reinforce": reinforce,
-    "ppo_clip": ppo_clip,
-    "cispo": cispo,
-    "gspo": gspo,
-    "gmpo": gmpo,
-    "sapo": sapo,
-    "dppo": dppo,
-    "vespo": vespo,
-    "sft": sft,
-    "dpo": dpo,
-    "ipo": ipo,
-    "orpo": orpo,
-}
-"""Objectives by name."""
-
-
 def rl_loss(
     trainer_logprobs: Tensor,
     batch: MicroBatch,
@@ -443,7 +427,7 @@ def clipped_tokens(
 def _apply_objective(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, Tensor]:
     """Return the objective at each token, and a mask of clipped, capped or masked ratios; both (A,)."""
     chosen = config.objective
-    objective, clipped = OBJECTIVES[chosen.name](_with_kl_reward(terms, config), chosen)
+    objective, clipped = find(OBJECTIVE, chosen.name)(_with_kl_reward(terms, config), chosen)
     if not isinstance(chosen, OffPolicy):
         return objective, clipped
     out = masked_out(terms, chosen)

@@ -5,11 +5,10 @@ if a name is unknown.
 """
 
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any
 
+from ludic.code.kinds import ALGORITHM, find
 from ludic.config_files import parse_config
-from ludic.errors import ConfigError, unknown_name
 from ludic.settings import settings_of
 from ludic.training.config import TrainConfig
 
@@ -26,23 +25,9 @@ Those missing in its file get TrainConfig's defaults, so that a run that changes
 earlier one."""
 
 
-def algorithm_names() -> list[str]:
-    files = resources.files("ludic.training").joinpath("algorithms").iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
-
-
 def load_algorithm(name: str) -> dict[str, Any]:
     """Return the values of all DIALS: `TrainConfig.of(**load_algorithm("grpo"))`."""
-    names = algorithm_names()
-    if name == "ppo":
-        raise ConfigError(
-            "algorithm 'ppo' is unknown: ludic has no critic; grpo and reinforce_pp clip ratios as PPO does "
-            "(docs/algorithms.md)"
-        )
-    if name not in names:
-        raise ConfigError(unknown_name("algorithm", name, names))
-    file = resources.files("ludic.training").joinpath("algorithms", f"{name}.toml")
-    return _DEFAULTS | parse_config(file.read_bytes(), file.name)
+    return _DEFAULTS | parse_config(find(ALGORITHM, name).encode(), f"{name}.toml")
 
 
 def nearest_algorithm(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
@@ -52,7 +37,7 @@ def nearest_algorithm(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     the objective.
     """
     found = []
-    for name in algorithm_names():
+    for name in ALGORITHM.names():
         preset = load_algorithm(name)
         if all(preset[dial] == settings.get(dial) for dial in ("advantage", "objective")):
             changed = {

@@ -14,12 +14,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from queue import Empty, Full, Queue
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ludic.by_name import find_by_name
+from ludic.batches.source import names_in_root
+from ludic.code.consent import CodeUse
+from ludic.code.kept import trusted_files
+from ludic.code.kinds import TRACKER, check, find
 from ludic.errors import LudicError
 from ludic.installed import require
 from ludic.masking import mask, public_values
@@ -91,7 +93,11 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Another program that shows a run; opened on rank 0 only, in a thread of its own."""
+    """Another program that shows a run; opened on rank 0 only, in a thread of its own.
+
+    One of ludic's may also have a method `require_account`, which raises ConfigError, with the command to type, if this
+    machine has no account.
+    """
 
     def __call__(self, run: TrackedRun) -> AbstractContextManager[TrackerLog]:
         """Return a log, which is completely sent when its block ends. May raise any error, also on entering the
@@ -99,35 +105,38 @@ class Tracker(Protocol):
         ...
 
 
-TRACKERS: Mapping[str, str] = MappingProxyType(
-    {
-        "tensorboard": "ludic.adapters.trackers:tensorboard",
-        "wandb": "ludic.adapters.trackers:wandb",
-    }
-)
-"""The Tracker of each value of log_to, which is also the package that it needs; `none` has none."""
-
-
-_ACCOUNTS: Mapping[str, str] = MappingProxyType({"wandb": "ludic.adapters.trackers:require_account"})
-"""Function that raises ConfigError if this machine has no account of a tracker that needs one."""
-
-
 def require_tracker(log_to: str) -> None:
-    """Raise ConfigError, with the extra to install, if the package of a tracker is missing."""
-    if log_to in TRACKERS:
+    """Raise ConfigError, with what to install, if the package of a tracker is missing; imports none."""
+    check(TRACKER, log_to)
+    if TRACKER.built_in.get(log_to) is not None:  # a tracker of ludic is called as the package that it needs
         require(log_to, "telemetry", f"log_to is {log_to}")
 
 
 def require_account(log_to: str) -> None:
     """Raise ConfigError, with the command to type, if this machine has no account of a tracker that needs one."""
-    if log_to in _ACCOUNTS:
-        find_by_name(_ACCOUNTS[log_to])()
+    if log_to in TRACKER.built_in and hasattr(tracker := find(TRACKER, log_to), "require_account"):
+        tracker.require_account()
+
+
+def tracker_uses(root: Root, log_to: str) -> list[CodeUse]:
+    """Return the use of a tracker that is not ludic's, which the trainer before may have named in the root."""
+    if not TRACKER.is_users(log_to):
+        return []
+    return [CodeUse(role=TRACKER.role, setting=log_to, named_by_root=log_to in names_in_root(root))]
+
+
+def _find(root: Root, log_to: str) -> Tracker | None:
+    """Return the tracker, None for none. Raises ConfigError, and ConsentError if only the root names it."""
+    require_tracker(log_to)
+    if uses := tracker_uses(root, log_to):
+        trusted_files(root, uses)
+    found: Tracker | None = find(TRACKER, log_to)
+    return found
 
 
 def _open(
-    root: Root, config: TrackerConfig, settings: Row, after_step: int | None
+    tracker: Tracker, root: Root, config: TrackerConfig, settings: Row, after_step: int | None
 ) -> AbstractContextManager[TrackerLog]:
-    tracker: Tracker = find_by_name(TRACKERS[config.log_to])
     return tracker(TrackedRun(root=root, config=config, settings=public_values(settings), after_step=after_step))
 
 
@@ -153,8 +162,11 @@ class Tracking:
     """Sends a trainer's steps to its tracker, in a thread; does nothing if log_to is none. Use it in `with`."""
 
     def __init__(self, root: Root, config: TrainConfig) -> None:
-        """Raises ConfigError if the tracker's package is missing, SchemaError if its folder leads out of the root."""
-        require_tracker(config.tracker.log_to)
+        """Raises ConfigError if the tracker can't be imported, ConsentError if the user has not agreed to it.
+
+        And SchemaError if its folder leads out of the root.
+        """
+        self._tracker = _find(root, config.tracker.log_to)
         root.at(TENSORBOARD.folder)
         self._root, self._config = root, config
         self._steps: Queue[_Step | None] = Queue(_MOST_WAITING)
@@ -163,7 +175,7 @@ class Tracking:
 
     def start(self, after_step: int) -> None:
         """Start the thread. after_step: step that training resumes from, 0 at the beginning."""
-        if self._config.tracker.log_to in TRACKERS:
+        if self._tracker is not None:
             self._thread = threading.Thread(target=self._run, args=(after_step,), daemon=True, name="ludic-tracker")
             self._thread.start()
 
@@ -197,10 +209,11 @@ class Tracking:
             logger.warning("%s was slower than training: %d steps were not sent", log_to, self._num_left_out)
 
     def _run(self, after_step: int) -> None:
+        assert self._tracker is not None
         with _warning_once(self._config.tracker.log_to):
             populations = {f"{column} is the mean of": rollouts for column, rollouts in POPULATIONS.items()}
             settings = {**asdict(run_of(self._root)), **self._config.flat(), **populations}
-            with _open(self._root, self._config.tracker, settings, after_step) as log:
+            with _open(self._tracker, self._root, self._config.tracker, settings, after_step) as log:
                 self._follow(_Sender(self._root, self._config.tracker, log))
 
     def _follow(self, sender: "_Sender") -> None:
@@ -225,12 +238,10 @@ def send_evaluations(root: Root, config: TrackerConfig) -> None:
 
     The trainer sent the earlier ones. Sending one twice does no harm: it has the same values at the same step.
     """
-    if config.log_to not in TRACKERS:
-        return
     with _warning_once(config.log_to):
-        require_tracker(config.log_to)
-        if found := FinishedEvaluations(root).new(is_over=True):
-            with _open(root, config, {}, None) as log:
+        tracker = _find(root, config.log_to)
+        if tracker is not None and (found := FinishedEvaluations(root).new(is_over=True)):
+            with _open(tracker, root, config, {}, None) as log:
                 _send_evaluations(log, found)
 
 

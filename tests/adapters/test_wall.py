@@ -1,4 +1,4 @@
-"""The wall between the core and adapters: the core never imports ludic.adapters, and finds what it names."""
+"""The wall before adapters: no other module imports ludic.adapters, and what they name is there."""
 
 import re
 import shutil
@@ -15,10 +15,11 @@ from ludic.by_name import find_by_name
 from ludic.environments.registry import make_environment
 
 PACKAGE = Path(ludic.__file__).parent
-ABOVE = ("adapters", "cli", "demos", "operations", "__main__.py", "__init__.py")
-"""What may import adapters; `import ludic` itself is light."""
-CORE = [file for file in sorted(PACKAGE.rglob("*.py")) if file.relative_to(PACKAGE).parts[0] not in ABOVE]
+CORE = [file for file in sorted(PACKAGE.rglob("*.py")) if file.relative_to(PACKAGE).parts[0] != "adapters"]
 NAMED = sorted({name for file in CORE for name in re.findall(r'"(ludic\.adapters\.[a-z_.]+:\w+)"', file.read_text())})
+NOT_OF_LUDIC = {"__init__", "__pycache__", "complaints", "sampling", "trl_rows", "trl_sampling"} | {
+    *("openrlhf", "skyrl", "trl", "verl"),  # of ludic/__init__.py, as modules
+}
 OWN_ENVIRONMENT = """
 from ludic.environments.environment import Example
 from ludic.environments.judge import Judge
@@ -42,7 +43,7 @@ def test_an_adapter_that_the_core_names_is_there(name: str) -> None:
 
 def test_the_core_names_adapters_of_every_kind() -> None:
     rooms = {name.split(".")[2].partition(":")[0] for name in NAMED}
-    assert rooms == {"environments", "foreign_settings", "judge", "ray", "reward_models", "scorers", "trackers"}
+    assert rooms == {file.stem for file in (PACKAGE / "adapters").iterdir()} - NOT_OF_LUDIC
 
 
 @pytest.mark.slow
@@ -70,7 +71,7 @@ def test_the_contract_finds_an_import_within_a_function(tmp_path: Path) -> None:
     linter = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
     child = subprocess.run(linter, cwd=tmp_path, capture_output=True, text=True)
     assert child.returncode == 1
-    assert re.search(r"finds them by\s+name BROKEN", child.stdout), child.stdout
+    assert re.search(r"found by name\s+BROKEN", child.stdout), child.stdout
 
 
 def test_an_environment_that_imports_the_judge_by_its_earlier_name_loads(tmp_path: Path) -> None:

@@ -20,16 +20,16 @@ from tiny_runs import create_root, make_model
 
 import ludic
 from ludic import masking, run_json
-from ludic.adapters.clusters.config import ClusterConfig
-from ludic.adapters.clusters.systems import cluster_files
 from ludic.adapters.imports.records import open_file
 from ludic.adapters.judge import JudgeScorer
 from ludic.cli.commands import COMMANDS
 from ludic.cli.main import main
+from ludic.code.kinds import CLUSTER_SYSTEM, find
 from ludic.engines.config import EngineConfig
 from ludic.engines.server_engine import ServerEngine
 from ludic.engines.server_http import Server
 from ludic.errors import ConfigError, LudicError
+from ludic.launch.config import ClusterConfig
 from ludic.masking import SERVER_LOGIN, keep_secret
 from ludic.run_config import RunConfig
 from ludic.scoring.options import ScoreOptions
@@ -132,16 +132,18 @@ def test_no_job_file_holds_a_secret(system: Any, tmp_path: Path, monkeypatch: py
         with pytest.raises(
             ConfigError, match=r"(hf_token|api_key) is or holds a secret, and `ludic launch` writes none"
         ):
-            cluster_files(root, system, train, EngineConfig(engine="vllm", **engine), cluster)
+            find(CLUSTER_SYSTEM, system).files(root, train, EngineConfig(engine="vllm", **engine), cluster)
     if system != "kubernetes":
         for setup in ("true; export HF_TOKEN='hf_1'", f"git clone {URL}"):
             with pytest.raises(ConfigError, match="holds a"):
-                cluster_files(root, system, train, EngineConfig(), replace(cluster, setup=setup))
-        cluster_files(root, system, train, EngineConfig(), replace(cluster, setup='export HF_TOKEN="$(cat token)"'))
+                find(CLUSTER_SYSTEM, system).files(root, train, EngineConfig(), replace(cluster, setup=setup))
+        find(CLUSTER_SYSTEM, system).files(
+            root, train, EngineConfig(), replace(cluster, setup='export HF_TOKEN="$(cat token)"')
+        )
     for name in masking.VARIABLES:
         monkeypatch.setenv(name, f"me:{KEY}")
     engine_config = EngineConfig(engine="server", server_url=("http://node1:8000",))
-    for text in cluster_files(root, system, train, engine_config, cluster).values():
+    for text in find(CLUSTER_SYSTEM, system).files(root, train, engine_config, cluster).values():
         assert leaked(text) == []
 
 

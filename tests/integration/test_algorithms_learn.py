@@ -18,6 +18,7 @@ import pytest
 
 import ludic
 from ludic.agents.agent import Agent
+from ludic.code.kinds import ALGORITHM
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.models.chat import load_tokenizer
@@ -28,7 +29,7 @@ from ludic.run_config import RunConfig
 from ludic.run_json import create_root, run_of
 from ludic.store import RolloutWriter, Root, fetch_policy, latest_policy
 from ludic.training.config import TrainConfig
-from ludic.training.presets import algorithm_names, load_algorithm
+from ludic.training.presets import load_algorithm
 from ludic.training.trainer import train
 
 MAX_TOKENS = 16
@@ -123,7 +124,7 @@ def test_one_algorithm_of_each_objective_is_tried() -> None:
     def objectives(names: Iterable[str]) -> set[str]:
         return {load_algorithm(name)["objective"] for name in names}
 
-    assert objectives(ALGORITHMS) == objectives(algorithm_names())
+    assert objectives(ALGORITHMS) == objectives(ALGORITHM.names())
     assert len(objectives(ALGORITHMS)) == len(ALGORITHMS)
 
 

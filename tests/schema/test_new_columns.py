@@ -100,7 +100,7 @@ def _reads_new_columns(terms: TokenTerms, config: Reinforce) -> tuple[Tensor, Te
     return reinforce(terms, config)
 
 
-OBJECTIVES = {**OBJECTIVES, "reinforce": _reads_new_columns}
+reinforce = _reads_new_columns
 """
 CHECKS = """\
 import sys

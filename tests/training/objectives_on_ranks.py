@@ -19,12 +19,12 @@ from tiny_runs import save_checkpoint
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ludic.code.kinds import OBJECTIVE
 from ludic.distributed import init_distributed, is_main, num_ranks, shut_down
 from ludic.store import Root
 from ludic.store.attempts import complete_checkpoints
 from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
-from ludic.training.losses import OBJECTIVES
 from ludic.training.model import load_model, shard
 from ludic.training.reference import model_reference
 from ludic.training.step import build_optimizer, train_step
@@ -56,7 +56,7 @@ SHAPED: dict[str, dict[str, Any]] = {
 
 def cases() -> Iterator[tuple[str, TrainConfig]]:
     """Every objective, and with one of them every normalisation, which only scales tokens, and a shaped advantage."""
-    of_objectives = {name: {"objective": name} for name in OBJECTIVES}
+    of_objectives = {name: {"objective": name} for name in OBJECTIVE.names()}
     for name, settings in (of_objectives | NORMALISATIONS | SHAPED).items():
         bounds = BOUNDS.get(str(settings.get("objective")), {})
         yield name, TrainConfig.of(**settings, **bounds, entropy_weight=0.01, max_grad_norm=None)

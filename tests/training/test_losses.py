@@ -12,11 +12,12 @@ import torch
 from losses_by_hand import PAIRED, WIDE, batch_of, loss_and_gradient, with_bound
 
 from ludic.batches.packing import MicroBatch, Sequences, TrainingSequence, pack, pack_each
+from ludic.code.kinds import OBJECTIVE
 from ludic.schema.columns import Ragged, with_columns
 from ludic.settings import convert
 from ludic.training.config import LossConfig
 from ludic.training.logprobs import linear_logprobs
-from ludic.training.losses import OBJECTIVES, make_terms, rl_loss
+from ludic.training.losses import make_terms, rl_loss
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_weights_multiply_the_loss():
     assert half == pytest.approx(whole / 2)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVE.names())
 def test_masked_tokens_count_nowhere_whatever_they_hold(objective):
     settings = {"objective": objective, "mask": np.array([True, False])}
     loss, gradient, sums = loss_and_gradient(([2.0, math.inf], [1.0, math.nan]), **settings)
@@ -59,7 +60,7 @@ def test_masked_tokens_count_nowhere_whatever_they_hold(objective):
     assert math.isfinite(sums["sampler_kl"])
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVE.names())
 def test_an_empty_mask_gives_a_zero_with_a_gradient(objective):
     loss, gradient, sums = loss_and_gradient(([2.0], [1.0]), mask=np.array([False]), objective=objective)
     assert loss == 0
@@ -67,7 +68,7 @@ def test_an_empty_mask_gives_a_zero_with_a_gradient(objective):
     assert sums["ratio_max"] == 0
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVE.names())
 @pytest.mark.parametrize("loss_normalization", ["tokens", "sequences"])
 def test_a_batch_in_two_micro_batches_has_the_gradient_of_one(objective, loss_normalization):
     first, second = ([1.5, 0.7], [1.0, 1.0]), ([0.4, 1.1, 2.0], [-1.0, -1.0, -1.0])
@@ -83,7 +84,7 @@ def test_a_batch_in_two_micro_batches_has_the_gradient_of_one(objective, loss_no
     assert whole == pytest.approx(left + right)
 
 
-@pytest.mark.parametrize("objective", sorted(OBJECTIVES.keys() - {"orpo"}))  # whose gradient is worked out below
+@pytest.mark.parametrize("objective", sorted({*OBJECTIVE.names()} - {"orpo"}))  # whose gradient is worked out below
 def test_each_objective_makes_good_tokens_likelier(objective):
     """On-policy all are the policy gradient, but for sft, which looks at no advantage, and pairs, at its sign only."""
     _, gradient, _ = loss_and_gradient(([1.0, 1.0], [2.0, 2.0]), ([1.0], [-1.0]), objective=objective)
@@ -96,7 +97,7 @@ def test_each_objective_makes_good_tokens_likelier(objective):
 @pytest.mark.parametrize("log_ratio", [89.0, -200.0])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize("loss_normalization", ["tokens", "sequences"])
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVE.names())
 def test_a_ratio_that_float32_can_not_hold_gives_a_finite_loss_and_gradient(
     objective, loss_normalization, advantage, log_ratio
 ):

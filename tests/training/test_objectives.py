@@ -9,10 +9,11 @@ import torch
 from losses_by_hand import PAIRED
 
 from ludic.batches.packing import TrainingSequence, pack
+from ludic.code.kinds import OBJECTIVE
 from ludic.errors import ConfigError
 from ludic.settings import convert, given, in_use, settings_of
 from ludic.training.config import LossConfig, Objective, TrainConfig
-from ludic.training.losses import OBJECTIVES, rl_loss
+from ludic.training.losses import rl_loss
 from ludic.training.step import shape_advantages
 
 # What each setting is changed to; it would matter to the ratios and advantages below.
@@ -107,16 +108,16 @@ def test_there_is_a_probe_for_each_setting_of_the_loss():
 
 
 def test_there_is_a_function_for_each_objective():
-    assert [each.name for each in get_args(Objective)] == [*OBJECTIVES]
+    assert [each.name for each in get_args(Objective)] == OBJECTIVE.names()
 
 
 @pytest.mark.usefixtures("mesh")
 @pytest.mark.parametrize("setting", PROBES)
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVE.names())
 def test_a_setting_changes_the_loss_of_an_objective_or_is_refused(objective, setting):
     base = {"objective": objective, "reference": "base", **BASE.get(objective, {}), **WITH.get(setting, {})}
     probed = {**base, setting: PROBES[setting]}
-    if objective not in READ_BY.get(setting, OBJECTIVES) or (objective, setting) in REFUSED_BESIDES:
+    if objective not in READ_BY.get(setting, OBJECTIVE.names()) or (objective, setting) in REFUSED_BESIDES:
         with pytest.raises(ConfigError, match=objective):
             convert(LossConfig, probed)
     elif setting != "loss_normalization" or objective not in PAIRED:  # which is over sequences always

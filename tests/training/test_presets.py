@@ -2,21 +2,21 @@ import json
 
 import pytest
 
+from ludic.code.kinds import ALGORITHM, OBJECTIVE
 from ludic.errors import ConfigError
 from ludic.sql.library import load_advantage, load_filter
 from ludic.training.config import TrainConfig
-from ludic.training.losses import OBJECTIVES
-from ludic.training.presets import DIALS, algorithm_names, load_algorithm, nearest_algorithm
+from ludic.training.presets import DIALS, load_algorithm, nearest_algorithm
 
 
-@pytest.mark.parametrize("name", algorithm_names())
+@pytest.mark.parametrize("name", ALGORITHM.names())
 def test_each_algorithm_names_what_is_there(name):
     values = load_algorithm(name)
     assert set(values) == set(DIALS)
     extra = {"constant_tokens": 32} if values["loss_normalization"] == "constant" else {}
     extra |= {"reference": "base"} if values["objective"] in ("dpo", "ipo") or values["kl_weight"] else {}
     config = TrainConfig.of(**values | extra)
-    assert config.loss.objective.name in OBJECTIVES
+    assert config.loss.objective.name in OBJECTIVE.names()
     load_advantage(config.batch.advantage)
     for filter_name in config.batch.filters:
         load_filter(filter_name)
@@ -34,7 +34,7 @@ def test_an_unknown_algorithm_is_an_error_that_names_a_close_one():
         load_algorithm("grop")
 
 
-@pytest.mark.parametrize("name", algorithm_names())
+@pytest.mark.parametrize("name", ALGORITHM.names())
 def test_stored_settings_tell_their_algorithm(name):
     values = load_algorithm(name)
     extra = {"constant_tokens": 32} if values["loss_normalization"] == "constant" else {}

@@ -12,6 +12,7 @@ from strategies import make_batch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_runs import ledger, train_here, train_until_killed
 
+from ludic.code.kinds import TRACKER
 from ludic.errors import ConfigError
 from ludic.store import RolloutWriter, Root
 from ludic.store.attempts import newest_attempt
@@ -123,7 +124,7 @@ def hangs(run: TrackedRun) -> Iterator[TrackerLog]:
     [("refuses", "PermissionError: no API key, Bearer ***"), ("fails", "OSError: connection lost")],
 )
 def test_a_tracker_that_fails_is_told_of_once_and_training_goes_on(new_root, monkeypatch, caplog, tracker, reason):
-    monkeypatch.setattr(tracking, "TRACKERS", {"tensorboard": f"{__name__}:{tracker}"})
+    monkeypatch.setattr(tracking, "TRACKER", replace(TRACKER, built_in={"tensorboard": f"{__name__}:{tracker}"}))
     root = new_root()
     append(root, [[1.0, 0.0, 0.5, 0.5]] * 8, "moar_cats", seed=0)
     assert train_here(root, num_steps=4, log_to="tensorboard") == 4
@@ -134,7 +135,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_training_goes_on(new_root, mon
 
 @pytest.mark.slow
 def test_training_neither_waits_for_a_tracker_that_hangs_nor_keeps_all_its_steps(new_root, monkeypatch, caplog):
-    monkeypatch.setattr(tracking, "TRACKERS", {"tensorboard": f"{__name__}:hangs"})
+    monkeypatch.setattr(tracking, "TRACKER", replace(TRACKER, built_in={"tensorboard": f"{__name__}:hangs"}))
     monkeypatch.setattr(tracking, "_CLOSE_S", 0.2)
     monkeypatch.setattr(tracking, "_MOST_WAITING", 1)
     root = new_root()

@@ -7,7 +7,7 @@ import torch
 from forks import run_ranks
 from safetensors.torch import load_file
 
-from ludic.training.losses import OBJECTIVES
+from ludic.code.kinds import OBJECTIVE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -67,7 +67,7 @@ def test_objectives_train_alike_on_1_2_and_4_ranks_and_a_checkpoint_moves_betwee
         len({tuple(one[f"{case}/losses"].tolist()) for case in cases(one)})
         == len(cases(one))
         > len(of(one))
-        == len(OBJECTIVES) + 3
+        == len(OBJECTIVE.names()) + 3
     )
 
     written = files_of(run_root, 1)

@@ -8,16 +8,15 @@ import logging
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ludic.adapters.clusters.config import ClusterConfig, System
 from ludic.children import SAFE_ENVIRONMENT, python_words
 from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, ModelError, one_line
-from ludic.launch.config import LaunchConfig
+from ludic.launch.config import ClusterConfig, LaunchConfig
 from ludic.launch.plan import Machine, Settings, plan
 from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
 from ludic.launch.roots import url_anywhere
@@ -26,7 +25,7 @@ from ludic.masking import secrets_of
 from ludic.models.first_model import first_config
 from ludic.models.weight_files import load_config
 from ludic.run_json import run_of
-from ludic.settings import settings_of, to_flags
+from ludic.settings import SettingsError, settings_of, to_flags
 from ludic.store import Root
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import next_config
@@ -43,6 +42,10 @@ SERVER_PORT = 8000
 """Port of the server beside a worker, on a machine of its own."""
 _HEADROOM = 1.25
 """Factor on the memory that is planned: for files in memory, rollouts of a batch, and what a plan does not know."""
+_OF_SOME = (
+    *("partition", "account", "namespace", "secret", "infra", "image", "setup", "max_hours", "log_folder", "line"),
+)
+"""Settings that apply to some systems only."""
 _UNKNOWN_GB = 32
 """GiB of a process whose model can't be looked at where the files are written."""
 
@@ -128,15 +131,46 @@ class ClusterPlan:
         return self.cluster.ranks if self.cluster.gpus else 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """A ClusterSystem that is told by its files."""
+
+    name: str
+    start: str
+    """Command that starts a file, with {} in its place."""
+    make_files: Callable[[ClusterPlan], dict[str, str]]
+    """Returns the texts of the files by name."""
+    settings: tuple[str, ...] = ()
+    """Those settings of ClusterConfig for some systems only that apply to this one."""
+    missing: Callable[[ClusterConfig], str | None] = lambda cluster: None
+    """Returns which setting is missing, and what to give; None if none is."""
+    sees_folders: bool = False
+    """Whether its machines share folders with this one."""
+
+    def check(self, cluster: ClusterConfig) -> None:
+        """Raise SettingsError for settings that the system does not use or lacks."""
+        for name in _OF_SOME:
+            if getattr(cluster, name) and name not in self.settings:
+                raise SettingsError(f"{name} does not apply to {self.name}; leave it out")
+        if (missing := self.missing(cluster)) is not None:
+            raise SettingsError(missing)
+
+    def files(self, root: Root, config: TrainConfig, engine: EngineConfig, cluster: ClusterConfig) -> dict[str, str]:
+        """Return the text of each file by its name. Raises ConfigError if settings do not fit the system or the run."""
+        return self.make_files(make_plan(root, self, config, engine, cluster))
+
+
 def make_plan(
     root: Root, system: System, config: TrainConfig, engine: EngineConfig, cluster: ClusterConfig
 ) -> ClusterPlan:
     """Plan a run's processes. Raises ConfigError if the settings do not fit the system or the run."""
-    cluster.check_for(system)
+    system.check(cluster)
     if config.batch.is_stored:
         raise ConfigError("`ludic launch` starts workers, which offline training and replays do not use")
-    if root.is_local and system != "slurm":
-        raise ConfigError(f"{root.url} is a folder, which machines of {system} do not see; create the run in a bucket")
+    if root.is_local and not system.sees_folders:
+        raise ConfigError(
+            f"{root.url} is a folder, which machines of {system.name} do not see; create the run in a bucket"
+        )
     if cluster.serve and engine.engine not in (ENGINE, "vllm"):
         raise ConfigError(f"serve starts vLLM servers, and engine is {engine.engine}; leave one of them out")
     shell = _words("\n".join([cluster.setup or "", *cluster.line]))

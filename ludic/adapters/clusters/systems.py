@@ -6,18 +6,15 @@ with one indexed Job of workers and one of the trainer's machines.
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from ludic.adapters.clusters.config import MAX_HOURS, NAME, ClusterConfig, System
-from ludic.adapters.clusters.plan import MAX_RESTARTS, PORT, ClusterPlan, make_plan
-from ludic.engines.config import EngineConfig
+from ludic.adapters.clusters.plan import MAX_RESTARTS, PORT, ClusterPlan, System
+from ludic.launch.config import MAX_HOURS, NAME, ClusterConfig, ClusterSystem
 from ludic.paths import is_url
-from ludic.store import Root
 from ludic.store.catalogue import LOGS
-from ludic.training.config import TrainConfig
 
 # --- Slurm -----------------------------------------------------------------------------------------------
 
@@ -223,16 +220,26 @@ def to_yaml(documents: Sequence[Any]) -> str:
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=10**6, explicit_start=len(documents) > 1)
 
 
-# --- The choice of a system ------------------------------------------------------------------------------
-
-_FILES: Mapping[System, Callable[[ClusterPlan], dict[str, str]]] = {
-    "slurm": slurm_files,
-    "kubernetes": kubernetes_files,
-}
+# --- The systems ---------------------------------------------------------------------------------------------------
 
 
-def cluster_files(
-    root: Root, system: System, config: TrainConfig, engine: EngineConfig, cluster: ClusterConfig
-) -> dict[str, str]:
-    """Return the text of each file by its name. Raises ConfigError if the settings do not fit the system or the run."""
-    return _FILES[system](make_plan(root, system, config, engine, cluster))
+def _missing_for_kubernetes(cluster: ClusterConfig) -> str | None:
+    has_image = cluster.image is not None
+    return None if has_image else "image is missing: a container image with ludic and the engine; give --image"
+
+
+SLURM = System(
+    name="slurm",
+    start="sbatch {}",
+    make_files=slurm_files,
+    settings=("partition", "account", "setup", "max_hours", "log_folder", "line"),
+    sees_folders=True,
+)
+KUBERNETES = System(
+    name="kubernetes",
+    start="kubectl apply -f {}",
+    make_files=kubernetes_files,
+    settings=("namespace", "secret", "image", "max_hours"),
+    missing=_missing_for_kubernetes,
+)
+_fit: tuple[ClusterSystem, ...] = (SLURM, KUBERNETES)

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ludic.adapters.exports.targets import given_folder
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, one_line
 from ludic.eval.config import MeasureConfig
@@ -64,6 +65,11 @@ class LogsReport(Result):
         """A sentence."""
         logs = f"{plural(self.num_files, 'log')} of {plural(self.num_samples, 'sample')}"
         yield f"{self.location}: {logs}; `inspect view --log-dir` shows them"
+
+
+def inspect(root: Root, target: str | BinaryIO | None, *, version: int | None, track: Track) -> LogsReport:
+    """The exporter of logs. target: local folder of the logs."""
+    return export_logs(root, given_folder(target, "inspect", "the folder of logs"), version, track)
 
 
 def export_logs(root: Root, folder: Path, version: int | None = None, track: Track = untracked) -> LogsReport:

@@ -20,15 +20,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote
 
 import pyarrow as pa
 
+from ludic.adapters.exports.targets import given_folder
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, LudicError, SchemaError, StoreError, one_line
 from ludic.results import Part, Result, plural
 from ludic.schema import rollouts_schema
+from ludic.settings import SettingsError
 from ludic.store import RolloutFile, Root
 from ludic.store.catalogue import DELTA_LOGS, ICEBERG
 from ludic.store.files import Folder, current_files
@@ -108,6 +110,13 @@ _PARTITION = pa.schema([("version", pa.int64()), ("env", pa.string())])
 _PROTOCOLS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 # VACUUM deletes files that the table does not name, including rollouts that are not exported yet.
 _CONFIGURATION = {"delta.deletedFileRetentionDuration": "interval 36500 days"}
+
+
+def delta(root: Root, target: str | BinaryIO | None, *, table: Folder, track: Track) -> TableReport:
+    """The exporter of a Delta table, which lies in the root."""
+    if target is not None:
+        raise SettingsError("out does not apply to format delta; leave it out")
+    return export_delta(root, table, track)
 
 
 def export_delta(root: Root, folder: Folder = "rollouts", track: Track = untracked) -> TableReport:
@@ -267,6 +276,12 @@ _PROPERTIES = {
     "write.metadata.metrics.column.env_name": "full",
     "write.metadata.metrics.column.group_id": "full",
 }
+
+
+def iceberg(root: Root, target: str | BinaryIO | None, *, table: Folder, track: Track) -> TableReport:
+    """The exporter of an Iceberg table. target: local folder of the catalog; None uses ROOT/iceberg."""
+    catalog = None if target is None else given_folder(target, "iceberg", "the catalog")
+    return export_iceberg(root, table, catalog, track)
 
 
 def export_iceberg(

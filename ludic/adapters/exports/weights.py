@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from ludic.adapters.exports.targets import given_url
 from ludic.errors import ConfigError
 from ludic.models.first_model import first_model, first_tokenizer, write_files
 from ludic.models.folder_check import ADAPTER_CONFIG, check_model_folder
@@ -48,6 +49,13 @@ class WeightsReport(Result):
     def parts(self) -> Iterator[Part]:
         """A sentence."""
         yield f"{self.location}: {self.source} as {plural(self.num_files, 'file')}, {size(self.size_bytes)}"
+
+
+def hf(
+    root: Root, target: str | BinaryIO | None, *, step: int | None, version: int | None, model: str | None
+) -> WeightsReport:
+    """The exporter of weights. target: folder or URL to write."""
+    return export_weights(root, given_url(target, "hf"), step=step, version=version, model=model)
 
 
 def export_weights(

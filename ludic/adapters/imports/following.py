@@ -31,11 +31,12 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ludic.adapters.complaints import Complaints
 from ludic.adapters.imports.formats import ImportFormat
-from ludic.adapters.imports.importing import Imported, identity, importer, said_of
+from ludic.adapters.imports.importing import identity, importer
 from ludic.adapters.imports.records import UNKNOWN, FileState, open_file, read_records, read_state
 from ludic.data_files import is_lines
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, MissingRootError, StoreError
+from ludic.operations.outcomes import Imported, said_of
 from ludic.paths import is_url
 from ludic.settings import check_url
 from ludic.store import Root
@@ -245,24 +246,26 @@ class Follower:
         return any(not file.is_settled and url not in self.left for url, file in self.files.items())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """When a follower looks, and when it ends; in seconds."""
-
-    interval_s: float = INTERVAL_S
-    rest_s: float | None = None
-    """Of a file that its program may append to; None is REST_S, or until_idle_s if that is shorter."""
-    until_idle_s: float | None = None
-    """Ends when nothing has changed for as long; None goes on."""
-
-
 def follow(
-    root: Root, folders: Sequence[str], format: str, stop: threading.Event, times: Times, **options: str | None
+    root: Root,
+    folders: Sequence[str],
+    format: str,
+    stop: threading.Event,
+    *,
+    interval_s: float | None = None,
+    rest_s: float | None = None,
+    until_idle_s: float | None = None,
+    **options: str | None,
 ) -> Imported:
-    """Follow folders until `stop` is set, or they are idle; return what was imported. options: of `importer`."""
+    """Follow folders until `stop` is set, or they are idle; return what was imported.
+
+    interval_s: seconds between two looks; None is INTERVAL_S. rest_s: seconds without a change after which a file is
+    complete that its program may append to; None is REST_S, or until_idle_s if that is shorter. until_idle_s: ends when
+    nothing has changed for as long; None goes on. options: of `importer`.
+    """
     fmt, import_one = importer(root, format, **options)
-    idle_s = times.until_idle_s
-    rest_s = min(REST_S, idle_s or REST_S) if times.rest_s is None else times.rest_s
+    idle_s = until_idle_s
+    rest_s = min(REST_S, idle_s or REST_S) if rest_s is None else rest_s
     folders = [_absolute(folder) for folder in folders]
     follower = Follower(root=root, folders=folders, format=fmt, import_one=import_one, rest_s=rest_s)
     follower.stored.update(_stored(root))
@@ -275,7 +278,7 @@ def follow(
             changed_s = follower.clock()
         elif idle_s is not None and follower.clock() - changed_s >= idle_s and not follower.is_waiting:
             break
-        stop.wait(times.interval_s)
+        stop.wait(interval_s or INTERVAL_S)
     return Imported(root=root.url, files=reports, folders=folders, left=follower.left)
 
 

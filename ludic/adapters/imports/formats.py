@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,13 +37,14 @@ from ludic.adapters.imports.records import (
     to_array,
 )
 from ludic.agents.transcript import CompletionSpan, RowBuilder
-from ludic.code.kinds import FORMAT, find, find_own
+from ludic.code.kinds import FORMAT, find, find_own, packaged_part
 from ludic.code.run import describe, describe_failure
 from ludic.data_files import is_data_file
-from ludic.errors import ConfigError, RefusedRecordError, renamed
+from ludic.errors import ConfigError, RefusedRecordError
+from ludic.installed import module_file
 from ludic.messages import read_messages, read_tools, refusal
 from ludic.records import AgentStep, FinishReason, Message, Purpose, WeightSpan, add_rewards
-from ludic.user_files import UserFile, digest, python_file_of
+from ludic.user_files import UserFile, digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,8 @@ class ImportFormat:
     name: str = ""
     user_file: UserFile | None = None
     """The user's file that holds the function."""
+    module_sha256: str | None = None
+    """Digest of the module of a format that an installed package brings."""
 
     def takes(self, path: str) -> bool:
         """Return whether a file of a followed folder is of this format."""
@@ -72,8 +76,8 @@ class ImportFormat:
 
     @property
     def code_sha256(self) -> str | None:
-        """Digest of the user's file and of the modules beside it that it imports; None for a format of ludic."""
-        return None if self.user_file is None else digest(json.dumps(self.user_file.digests).encode())
+        """Digest of a package's module, or of the user's file and the modules beside it; None for a format of ludic."""
+        return self.module_sha256 if self.user_file is None else digest(json.dumps(self.user_file.digests).encode())
 
     def describe(self, error: Exception) -> str:
         """Return the reason for which a record could not be used, in one line."""
@@ -464,22 +468,24 @@ VERL = ImportFormat(function=verl, path=r"(?:^|/)(?P<file_step>\d+)\.jsonl$", gr
 
 
 def load_format(name: str) -> ImportFormat:
-    """Return a format of ludic by its name, or a user's: path/to/file.py:function, or the name of a Format in a file.
+    """Return a format by its name, of ludic or a package, or a user's function or ImportFormat, path/to/file.py:NAME.
 
-    Runs the user's file. Raises ConfigError.
+    Imports the package, and runs the user's file. Raises ConfigError.
     """
-    if python_file_of(name) is None:
+    if name in FORMAT.built_in:
         return replace(find(FORMAT, name), name=name)
-    own = find_own(FORMAT, name)
-    found = own.value if isinstance(own.value, ImportFormat) else ImportFormat(function=own.value)
+    part = packaged_part(FORMAT, name)
+    own = find_own(FORMAT, name) if part is None else None
+    value = find(FORMAT, name) if own is None else own.value
+    found = value if isinstance(value, ImportFormat) else ImportFormat(function=value)
     try:
         re.compile(found.path)
     except re.error as error:
         raise ConfigError(f"{name}: path {found.path!r} is no regular expression: {error}") from error
-    return replace(found, name=name.rpartition(":")[2], user_file=own.file)
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        raise renamed(__name__, name, {"Format": "ImportFormat"})
+    module = None if part is None else module_file(part.module)
+    return replace(
+        found,
+        name=name.rpartition(":")[2],
+        user_file=None if own is None else own.file,
+        module_sha256=None if module is None else digest(Path(module).read_bytes()),
+    )

@@ -19,6 +19,7 @@ from ludic.errors import ConfigError, RefusedRecordError
 from ludic.messages import MEDIA, marked, read_messages, read_tools, refusal
 from ludic.records import ROLES, Message
 from ludic.results import plural
+from ludic.store.records import OWN_FORM
 
 FormRow = Mapping[str, Any]
 Messages = list[dict[str, Any]]
@@ -690,7 +691,6 @@ def _record(number: int, messages: Messages, found: FormRow, reward: float) -> F
 
 # --- Records of `ludic import` ---------------------------------------------------------------------------------------
 
-OWN = "ludic"
 """The form of records under ludic's own names: tokens, `messages`, or `prompt` and `completion`."""
 _OWN_FORMS = ("messages", "prompt and completion")
 
@@ -701,15 +701,15 @@ def import_form(record: FormRow) -> tuple[str, tuple[str, ...], list[FormRow]]:
     A pair becomes two records, a group. A prompt and a completion that are texts stay raw texts.
     """
     if record.get("prompt_tokens") is not None and record.get("response_tokens") is not None:
-        return OWN, (), [record]
+        return OWN_FORM, (), [record]
     is_pair = _has_pair(record)  # also beside messages, as in UltraFeedback
     form = form_of(record, PAIRS if is_pair else CONVERSATIONS)
     if form.name in _OWN_FORMS and _is_plain(record):
         _tools(record)  # refuses what can't be read
         if form.name != "messages":
             _refuse_label(record)
-        return OWN, (), [record]
-    name = OWN if form.name in _OWN_FORMS else form.name
+        return OWN_FORM, (), [record]
+    name = OWN_FORM if form.name in _OWN_FORMS else form.name
     found = form.read(record)
     unpaired = {*_unpaired_scores(record)} if is_pair else set()
     reads = tuple(name for name in form.reads if name not in unpaired)

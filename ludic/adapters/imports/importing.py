@@ -24,11 +24,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from ludic.adapters.imports.episodes import GetStopTokens, GetTokenizer, ImportedEpisode, ImportedRow, Texts, rows_of
 from ludic.adapters.imports.formats import ImportFormat, load_format
-from ludic.adapters.imports.forms import OWN
 from ludic.adapters.imports.records import ImportRecord, as_texts, open_file, read_records, read_state
 from ludic.code.run import only_exceptions
 from ludic.data_files import is_lines
@@ -48,7 +47,6 @@ from ludic.models.tokenizer import Tokenizer
 from ludic.paths import is_url
 from ludic.recording.rows import SAMPLED_WITH, episode_columns, example_id, row_arrays
 from ludic.records import WITHOUT_LOGPROBS, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
-from ludic.results import Part, Result, plural
 from ludic.run_config import RunConfig
 from ludic.run_json import create_root, run_of
 from ludic.schema.validation import CAPTURES, find_problems
@@ -68,101 +66,6 @@ _NAMESPACE = uuid.UUID("6d0f4a2e-9c1b-5e57-8a43-0f6c1f2b7d90")
 # Larger than a worker's files, since the delay of an import does not matter.
 _GROUPS_A_FILE = 64
 _TOKENS_A_FILE = 1 << 22
-
-
-_MOST_REFUSED = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Imported(Result, Sequence[ImportReport]):
-    """What was imported from each file; a sequence of their reports."""
-
-    root: str
-    """URL or path of the root."""
-    files: Sequence[ImportReport]
-    folders: Sequence[str] = ()
-    """Folders that were followed; `files` are those that this call imported."""
-    left: Mapping[str, str] = field(default_factory=dict)
-    """Why a file of a followed folder was not imported, by its name."""
-
-    @overload
-    def __getitem__(self, index: int) -> ImportReport: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[ImportReport]: ...
-
-    def __getitem__(self, index: int | slice) -> ImportReport | Sequence[ImportReport]:
-        return self.files[index]
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def parts(self) -> Iterator[Part]:
-        """A sentence for each file, or one for all of followed folders, whose files were named one by one."""
-        if self.folders:
-            yield said_of(_sum(self.files, f"{plural(len(self.files), 'file')} of {', '.join(self.folders)}"))
-        else:
-            yield from map(said_of, self.files)
-
-    @property
-    def remarks(self) -> Sequence[str]:
-        """What rollouts lack, and the files, fields and records that were not imported."""
-        reports = [_sum(self.files, "all files")] if self.folders else self.files
-        left = [f"{file}: {reason}" for file, reason in self.left.items()]
-        return left + [f"{report.file}: {line}" for report in reports for line in _losses(report)]
-
-
-def said_of(report: ImportReport) -> str:
-    """Return what was imported from a file, in one line."""
-    rollouts = f"{plural(report.num_rollouts, 'rollout')} in {plural(report.num_groups, 'group')}"
-    form = f", read as {report.form}" if report.form not in ("", OWN) else ""
-    note = "; was there already" if report.was_there else ""
-    return f"{report.file}: {rollouts}, of {plural(report.num_records, 'record')}{form}{note}"
-
-
-def _sum(reports: Sequence[ImportReport], name: str) -> ImportReport:
-    """Return one report for files; a reason for which a record was refused names its file."""
-
-    def fields(name: str) -> Mapping[str, int]:
-        return sum((Counter(getattr(report, name)) for report in reports), Counter())
-
-    return ImportReport(
-        file=name,
-        worker_id="",
-        num_records=sum(report.num_records for report in reports),
-        num_groups=sum(report.num_groups for report in reports),
-        num_rollouts=sum(report.num_rollouts for report in reports),
-        num_without_logprobs=sum(report.num_without_logprobs for report in reports),
-        num_from_text=sum(report.num_from_text for report in reports),
-        num_unscored=sum(report.num_unscored for report in reports),
-        tokenizer=next((report.tokenizer for report in reports if report.tokenizer), ""),
-        kept_as_metadata=fields("kept_as_metadata"),
-        not_kept=fields("not_kept"),
-        refused=[
-            replace(refusal, reason=f"of {report.file}: {refusal.reason}")
-            for report in reports
-            for refusal in report.refused
-        ],
-    )
-
-
-def _losses(report: ImportReport) -> Iterator[str]:
-    for title, counts in (("kept as metadata", report.kept_as_metadata), ("not kept", report.not_kept)):
-        if counts:
-            yield f"{title}: {', '.join(f'{name} ({count:,})' for name, count in counts.items())}"
-    yield from (f"refused, line {refusal.line}: {refusal.reason}" for refusal in report.refused[:_MOST_REFUSED])
-    if len(report.refused) > _MOST_REFUSED:
-        yield f"refused, {len(report.refused) - _MOST_REFUSED:,} more: --json lists all"
-    if report.num_unscored:
-        yield f"{report.num_unscored:,} rollouts without a reward: stored, never trained on"
-    if report.num_without_logprobs:
-        num_texts, num_all = report.num_from_text, report.num_without_logprobs
-        by = f", by the tokenizer of {report.tokenizer}" if report.tokenizer else ""
-        yield (
-            f"{num_all:,} rollouts without the sampler's logprobs ({num_texts:,} made from texts{by}): sft, dpo, "
-            "ipo and orpo train on them, and nothing that takes a ratio to the sampler"
-            + (", unless --compute-logprobs finds the weights that sampled them" if num_all > num_texts else "")
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

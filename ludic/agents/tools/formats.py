@@ -13,13 +13,14 @@ decode a completion with its special tokens before it is parsed as llama or mist
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from ludic.agents.tools.xml_calls import CALL, EXAMPLE, FUNCTION, Tools, UnreadableError, near, read_calls, skip_space
-from ludic.errors import ConfigError, ModelError
+from ludic.code.kinds import TOOL_FORMAT, find, unknown
+from ludic.errors import ModelError
 from ludic.model_json import find_json, read_json
 from ludic.models.chat import render_text
 from ludic.printable import storable
@@ -97,18 +98,16 @@ class _Markup:
 
 
 def make_tool_format(name: str) -> ToolFormat:
-    """Return a format by name: hermes, qwen3_coder, llama, mistral, json, or json:TAG.
+    """Return a format by its name in TOOL_FORMAT, such as hermes or json:TAG.
 
     Raises ConfigError for any other name.
     """
-    if name in _FORMATS:
-        return _FORMATS[name]
-    kind, _, tag = name.partition(":")
-    if kind == "json" and re.fullmatch(r"[A-Za-z_][\w.-]*", tag):
-        return _tag_format(tag)
-    raise ConfigError(
-        f"tool format {name!r} is unknown; there are {', '.join(_FORMATS)}, and json:TAG for calls in <TAG>...</TAG>"
-    )
+    _, colon, tag = name.partition(":")
+    if colon and not re.fullmatch(r"[A-Za-z_][\w.-]*", tag):
+        raise unknown(TOOL_FORMAT, name)
+    found = find(TOOL_FORMAT, name)
+    made: ToolFormat = found() if colon else found
+    return made
 
 
 _PROBE = {"word": "cats", "number": 7}
@@ -144,7 +143,8 @@ def format_of_template(tokenizer: Any) -> str | None:
         return None
     shown = text.rpartition(question.content)[2].partition(result.content)[0]
     is_marked = False
-    for name, each in _FORMATS.items():
+    formats: dict[str, _Markup] = {name: find(TOOL_FORMAT, name) for name in TOOL_FORMAT.names() if ":" not in name}
+    for name, each in formats.items():
         is_it = _is_probe(each.parse(shown, [_PROBE_SCHEMA]).calls)
         if is_it and not (is_marked and name == _WITHOUT_MARKUP):
             return name
@@ -167,7 +167,8 @@ def likely_format(tokenizer: Any) -> tuple[str, str | None]:
     return DEFAULT_FORMAT, "the chat template shows no tool call in a format that ludic knows; --tool-format sets it"
 
 
-def _tag_format(tag: str) -> _Markup:
+def json_in_tag(tag: str) -> _Markup:
+    """Return the format json:TAG."""
     read = partial(_read_until, f"</{tag}>", True)
     return _Markup(re.compile(re.escape(f"<{tag}>")), read, f"<{tag}>{_WRITTEN}</{tag}>")
 
@@ -227,14 +228,12 @@ _MISTRAL_NAME = re.compile(r"\s*(?P<name>[\w./-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]")
 _LLAMA_START = re.compile(rf'(?={re.escape(_PYTHON_TAG)}|\{{\s*"(?:name|parameters|arguments|type)"\s*:)')
 _XML_START = re.compile(f"(?={CALL}|{FUNCTION})")
 _WITHOUT_MARKUP = "llama"
-"""Tried last, since it would also read JSON in the markup of the others."""
-_FORMATS: Mapping[str, _Markup] = {
-    "hermes": _tag_format("tool_call"),
-    "qwen3_coder": _Markup(_XML_START, _read_xml, EXAMPLE),
-    "mistral": _Markup(re.compile(r"\[TOOL_CALLS\]"), _read_mistral, f"[TOOL_CALLS][{_WRITTEN}]", calls_apart=True),
-    "json": _Markup(re.compile(r"```json\b"), partial(_read_until, "```", False), f"```json\n{_WRITTEN}\n```"),
-    "llama": _Markup(_LLAMA_START, _read_llama, '{"name": "TOOL", "parameters": {...}}'),
-}
+"""The last format: it would read JSON in the markup of the others, too."""
+HERMES = json_in_tag("tool_call")
+QWEN3_CODER = _Markup(_XML_START, _read_xml, EXAMPLE)
+MISTRAL = _Markup(re.compile(r"\[TOOL_CALLS\]"), _read_mistral, f"[TOOL_CALLS][{_WRITTEN}]", calls_apart=True)
+JSON = _Markup(re.compile(r"```json\b"), partial(_read_until, "```", False), f"```json\n{_WRITTEN}\n```")
+LLAMA = _Markup(_LLAMA_START, _read_llama, '{"name": "TOOL", "parameters": {...}}')
 
 
 def _calls_of(value: Any, *, strict: bool) -> list[_Call]:

@@ -28,12 +28,14 @@ from tiny_runs import create_root, fill, make_model, query
 from torch.distributed.elastic.utils.api import macros
 
 import ludic
-from ludic.adapters.clusters.config import ClusterConfig
+from ludic.adapters.clusters import systems
 from ludic.adapters.clusters.plan import ClusterPlan, make_plan
-from ludic.adapters.clusters.systems import cluster_files, kubernetes_files, slurm_files
+from ludic.adapters.clusters.systems import kubernetes_files, slurm_files
 from ludic.children import SAFE_ENVIRONMENT
+from ludic.code.kinds import CLUSTER_SYSTEM, find
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
+from ludic.launch.config import ClusterConfig
 from ludic.launch.process import stop_variables
 from ludic.operations.machines import serve, write_cluster_files
 from ludic.operations.start import trainer, worker
@@ -69,7 +71,7 @@ def root(tmp_path: Path) -> Root:
 
 def in_bucket(root: Root, cluster: ClusterConfig) -> ClusterPlan:
     """The plan of a run as if a bucket held it."""
-    plan = make_plan(root, "slurm", TRAIN, ENGINE, ClusterConfig())
+    plan = make_plan(root, systems.SLURM, TRAIN, ENGINE, ClusterConfig())
     return replace(plan, url=f"s3://bucket/{ODD}", cluster=cluster)
 
 
@@ -115,7 +117,7 @@ def run_with_stand_ins(script: str, folder: Path, **answers: str) -> list[list[s
 
 
 def test_slurms_files_run_the_commands_and_quote_names(root: Root, tmp_path: Path) -> None:
-    workers, trainer = cluster_files(root, "slurm", TRAIN, ENGINE, SLURM).values()
+    workers, trainer = systems.SLURM.files(root, TRAIN, ENGINE, SLURM).values()
     (tmp_path / "w").mkdir()
     ((program, *words),) = run_with_stand_ins(workers, tmp_path / "w")
     assert (program, *words[:2]) == ("srun", "--kill-on-bad-exit=1", "ludic")
@@ -130,9 +132,7 @@ def test_slurms_files_run_the_commands_and_quote_names(root: Root, tmp_path: Pat
 
 
 def test_slurms_processes_get_the_cpus_of_the_job_and_its_signal_before_its_end(root: Root, tmp_path: Path) -> None:
-    for number, text in enumerate(
-        cluster_files(root, "slurm", TRAIN, ENGINE, replace(SLURM, stop_within_s=300)).values()
-    ):
+    for number, text in enumerate(systems.SLURM.files(root, TRAIN, ENGINE, replace(SLURM, stop_within_s=300)).values()):
         (tmp_path / str(number)).mkdir()
         seen = 'echo "$SRUN_CPUS_PER_TASK $LUDIC_STOP_WITHIN_S $PYTHONSAFEPATH" >> seen'
         run_with_stand_ins(text, tmp_path / str(number), srun=seen, scontrol="echo node1", ludic="echo step; echo 2")
@@ -142,22 +142,22 @@ def test_slurms_processes_get_the_cpus_of_the_job_and_its_signal_before_its_end(
 
 
 def test_slurms_workers_end_with_the_run_but_not_with_a_stopped_trainer(root: Root, tmp_path: Path) -> None:
-    *_, trainer = cluster_files(root, "slurm", TRAIN, ENGINE, SLURM).values()
+    *_, trainer = systems.SLURM.files(root, TRAIN, ENGINE, SLURM).values()
     answers = {"scontrol": "echo node1", "ludic": "echo step; echo 3"}  # num_steps is 3
     *_, query, cancel = run_with_stand_ins(trainer, tmp_path, **answers)
-    plan = make_plan(root, "slurm", TRAIN, ENGINE, SLURM)
+    plan = make_plan(root, systems.SLURM, TRAIN, ENGINE, SLURM)
     assert cancel == ["scancel", "--me", f"--name={plan.name}-workers"]
     assert query[:3] == ["ludic", "sql", root.url]
     assert ludic.open(root.url).sql(query[3])["step"].to_list() == [0]  # nothing is trained yet
 
 
 def test_slurms_options_are_options_of_sbatch(root: Root) -> None:
-    for text in cluster_files(root, "slurm", TRAIN, ENGINE, SLURM).values():
+    for text in systems.SLURM.files(root, TRAIN, ENGINE, SLURM).values():
         assert subprocess.run(["bash", "-n"], input=text, text=True, check=True).returncode == 0
         options = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text, re.MULTILINE)
         assert len(options) == text.count("#SBATCH")
         assert {name for name, _ in options} <= set(SBATCH_OPTIONS)
-    workers, trainer = cluster_files(root, "slurm", TRAIN, ENGINE, SLURM).values()
+    workers, trainer = systems.SLURM.files(root, TRAIN, ENGINE, SLURM).values()
     assert "#SBATCH --array=0-2\n" in workers
     assert "#SBATCH --gpus-per-node=h100:2\n" in workers
     assert "#SBATCH --gpus-per-node=h100:4\n#SBATCH --partition=gpu\n#SBATCH --account=lab\n" in trainer
@@ -256,7 +256,7 @@ def pretend(folder: Path, script: str) -> dict[str, str]:
 def test_the_trainers_command_trains_one_model_on_two_machines(tmp_path: Path, root: Root) -> None:
     fill(root, num_files=2)
     config = TRAIN.replace(num_steps=2, device="cpu", max_off_policy_steps=None, rollout_timeout_s=60.0)
-    plan = make_plan(root, "slurm", config, EngineConfig(), ClusterConfig(nodes=2))
+    plan = make_plan(root, systems.SLURM, config, EngineConfig(), ClusterConfig(nodes=2))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     command = plan.train_command("127.0.0.1", str(port)).replace("python ", f"exec {sys.executable} ", 1)
@@ -283,7 +283,7 @@ def test_settings_of_another_system_and_missing_ones_are_refused(root: Root) -> 
         ("kubernetes", KUBERNETES, "is a folder, which machines of kubernetes do not see"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            cluster_files(root, system, TRAIN, ENGINE, cluster)
+            find(CLUSTER_SYSTEM, system).files(root, TRAIN, ENGINE, cluster)
     with pytest.raises(ConfigError, match="partition is 'a b', wanted a name"):
         ClusterConfig(partition="a b")
     with pytest.raises(ConfigError, match="image is 'x\\\\ny', wanted a name"):
@@ -319,19 +319,19 @@ def test_processes_of_a_cluster_are_safe_and_have_the_time_to_stop_that_the_user
 
 
 def test_a_machines_memory_is_what_the_plan_says_unless_it_is_given(root: Root) -> None:
-    text = cluster_files(root, "slurm", TRAIN, ENGINE, replace(SLURM, memory_gb=7))
+    text = systems.SLURM.files(root, TRAIN, ENGINE, replace(SLURM, memory_gb=7))
     assert [re.findall(r"--mem=(\d+)G", each) for each in text.values()] == [["7"], ["28"]]  # four ranks
-    plan = make_plan(root, "slurm", TRAIN, ENGINE, SLURM)
+    plan = make_plan(root, systems.SLURM, TRAIN, ENGINE, SLURM)
     # Libraries of four ranks on CUDA, 4 GB each, and of vLLM, 6 GB; a quarter more. The tiny model adds a few MB.
     assert (plan.memory.trainer, plan.memory.worker) == (19, 7)
-    assert make_plan(root, "slurm", TRAIN, ENGINE, ClusterConfig(gpus=False)).memory.trainer == 2
+    assert make_plan(root, systems.SLURM, TRAIN, ENGINE, ClusterConfig(gpus=False)).memory.trainer == 2
 
 
 def test_a_model_that_can_not_be_looked_at_gets_32_gib_a_process(
     root: Root, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.rmtree(tmp_path / "model")
-    plan = make_plan(root, "slurm", TRAIN, ENGINE, SLURM)
+    plan = make_plan(root, systems.SLURM, TRAIN, ENGINE, SLURM)
     assert (plan.memory.trainer, plan.memory.worker) == (4 * 32, 32)
     assert "--memory-gb sets another number" in caplog.text
 
@@ -341,7 +341,7 @@ def test_lines_and_variables_of_the_user_are_in_the_files(root: Root, tmp_path: 
     cluster = replace(
         SLURM, line=("#SBATCH --exclusive", "touch before"), variable=(f"ODD={value}", "HF_HOME=/shared/hf")
     )
-    workers, _ = cluster_files(root, "slurm", TRAIN, ENGINE, cluster).values()
+    workers, _ = systems.SLURM.files(root, TRAIN, ENGINE, cluster).values()
     assert workers.index("#SBATCH --exclusive\n") < workers.index("set -euo")
     run_with_stand_ins(workers, tmp_path, srun='printf %s "$ODD" > seen; [ -e before ]')
     assert (tmp_path / "seen").read_text() == value
@@ -352,22 +352,22 @@ def test_lines_and_variables_of_the_user_are_in_the_files(root: Root, tmp_path: 
         with pytest.raises(ConfigError, match=said):
             ClusterConfig(**wrong)
     with pytest.raises(ConfigError, match="HF_TOKEN is or holds a secret"):
-        make_plan(root, "slurm", TRAIN, ENGINE, replace(SLURM, variable=("HF_TOKEN=hf_abcdefghijklmnop",)))
+        make_plan(root, systems.SLURM, TRAIN, ENGINE, replace(SLURM, variable=("HF_TOKEN=hf_abcdefghijklmnop",)))
     with pytest.raises(ConfigError, match="line does not apply to kubernetes"):
-        replace(KUBERNETES, line=("#SBATCH --exclusive",)).check_for("kubernetes")
+        systems.KUBERNETES.check(replace(KUBERNETES, line=("#SBATCH --exclusive",)))
 
 
 def test_a_server_runs_beside_each_worker_and_has_the_options_of_vllm(root: Root, tmp_path: Path) -> None:
     for system, cluster in (("slurm", SLURM), ("kubernetes", KUBERNETES)):
         write = {"slurm": slurm_files, "kubernetes": kubernetes_files}[system]
-        plan = make_plan(root, "slurm", TRAIN, ENGINE, replace(SLURM, serve=True))
+        plan = make_plan(root, systems.SLURM, TRAIN, ENGINE, replace(SLURM, serve=True))
         text = "\n".join(write(replace(plan, cluster=replace(cluster, serve=True))).values())
         assert "serve" in text
     assert parsed(serve, root.url, "--port", "8000", *plan.serve_flags).serve.tensor_parallel == 2
     settings = parsed(worker, root.url, *shlex.split(plan.worker_command("1"))[3:])
     assert (settings.engine.engine, settings.engine.server_url) == ("server", ("http://127.0.0.1:8000",))
     assert settings.engine.tensor_parallel == 1
-    workers, _ = cluster_files(root, "slurm", TRAIN, ENGINE, replace(SLURM, serve=True)).values()
+    workers, _ = systems.SLURM.files(root, TRAIN, ENGINE, replace(SLURM, serve=True)).values()
     answers = {"srun": 'shift; exec "$@"', "ludic": "sleep 0.1"}
     calls = run_with_stand_ins(workers, tmp_path, **answers)
     assert {tuple(call[:2]) for call in calls if call[0] == "ludic"} == {("ludic", "serve"), ("ludic", "worker")}
@@ -376,34 +376,34 @@ def test_a_server_runs_beside_each_worker_and_has_the_options_of_vllm(root: Root
 
 
 def test_slurms_jobs_have_a_time_limit_and_log_where_slurm_can_read_the_name(root: Root) -> None:
-    for text in cluster_files(root, "slurm", TRAIN, ENGINE, ClusterConfig()).values():
+    for text in systems.SLURM.files(root, TRAIN, ENGINE, ClusterConfig()).values():
         assert "#SBATCH --time=24:00:00\n" in text
         assert re.search(r"--output=%x(-%a)?\.log\n", text)  # the root's name is odd
-    for text in cluster_files(root, "slurm", TRAIN, ENGINE, ClusterConfig(log_folder="/shared/logs")).values():
+    for text in systems.SLURM.files(root, TRAIN, ENGINE, ClusterConfig(log_folder="/shared/logs")).values():
         assert "#SBATCH --output=/shared/logs/%x" in text
-    plan = replace(make_plan(root, "slurm", TRAIN, ENGINE, ClusterConfig()), url="/shared/runs/7")
+    plan = replace(make_plan(root, systems.SLURM, TRAIN, ENGINE, ClusterConfig()), url="/shared/runs/7")
     assert all("#SBATCH --output=/shared/runs/7/logs/%x" in text for text in slurm_files(plan).values())
 
 
 def test_only_settings_that_differ_from_the_commands_own_become_flags(root: Root) -> None:
     config = TrainConfig.of(num_steps=5, learning_rate=2e-3)
-    plan = make_plan(root, "slurm", config, EngineConfig(), ClusterConfig())
+    plan = make_plan(root, systems.SLURM, config, EngineConfig(), ClusterConfig())
     assert plan.train_flags == ["--num-steps", "5", "--learning-rate", "0.002"]
     assert plan.worker_flags == []
-    assert make_plan(root, "slurm", TrainConfig(), EngineConfig(), ClusterConfig(trust_code=True)).train_flags == [
-        "--trust-code"
-    ]
+    assert make_plan(
+        root, systems.SLURM, TrainConfig(), EngineConfig(), ClusterConfig(trust_code=True)
+    ).train_flags == ["--trust-code"]
 
 
 def test_a_trainer_elsewhere_goes_over_to_another_objective(root: Root) -> None:
     before = TrainConfig.of(objective="ppo_clip", clip_low=0.1, clip_high=0.2, dual_clip=3.0)
     start_attempt(root, config=before.flat())
     config = TrainConfig.of(objective="cispo", clip_high=0.2)
-    flags = make_plan(root, "slurm", config, EngineConfig(), ClusterConfig()).train_flags
+    flags = make_plan(root, systems.SLURM, config, EngineConfig(), ClusterConfig()).train_flags
     assert flags == ["--objective", "cispo", "--clip-low", "None"]
     assert next_config(root.url, {"objective": "cispo", "clip_low": None}, online=True) == config
     config = TrainConfig.of(objective="sapo", sapo_tau_positive=2.0)
-    flags = make_plan(root, "slurm", config, EngineConfig(), ClusterConfig()).train_flags
+    flags = make_plan(root, systems.SLURM, config, EngineConfig(), ClusterConfig()).train_flags
     assert flags == ["--objective", "sapo", "--sapo-tau-positive", "2.0"]
 
 
@@ -414,7 +414,7 @@ def test_the_command_writes_files_once_and_says_what_starts_them(root: Root, tmp
     assert said.returncode == 0, said.stderr
     names = sorted(path.name for path in (tmp_path / "jobs").iterdir())
     assert said.stdout.splitlines() == [f"sbatch jobs/{name}" for name in names[::-1]]
-    plan = make_plan(root, "slurm", TrainConfig.of(num_steps=7), EngineConfig(), ClusterConfig(workers=2))
+    plan = make_plan(root, systems.SLURM, TrainConfig.of(num_steps=7), EngineConfig(), ClusterConfig(workers=2))
     assert (tmp_path / "jobs" / names[1]).read_text() == slurm_files(plan)[names[1]]
     again = forks.ludic(*args, folder=tmp_path)
     assert (again.returncode, "is there already" in again.stderr) == (1, True)

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 
-from ludic.adapters.imports.following import Times, follow
+from ludic.adapters.imports.following import follow
 from ludic.adapters.imports.formats import load_format
 from ludic.adapters.imports.importing import import_file
 from ludic.models.chat import load_tokenizer
@@ -29,7 +29,7 @@ def die_after_the_first(self: Root, name: str, data: bytes) -> bool:
 _Root.put_if_absent = die_after_the_first
 model = root.record.model
 if sys.argv[3:] == ["follow"]:
-    follow(root, [sys.argv[2]], "verl", threading.Event(), Times(interval_s=0.05))
+    follow(root, [sys.argv[2]], "verl", threading.Event(), interval_s=0.05)
 import_file(
     root,
     sys.argv[2],

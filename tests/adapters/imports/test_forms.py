@@ -21,13 +21,14 @@ from hypothesis import strategies as st
 import ludic
 from ludic.adapters.imports.formats import load_format
 from ludic.adapters.imports.forms import _ROLES, CONVERSATIONS, PAIRS, Read, conversations, form_of, import_form, pairs
-from ludic.adapters.imports.importing import Imported, import_file
+from ludic.adapters.imports.importing import import_file
 from ludic.cli.docs import FORMS, forms_table, read_forms
 from ludic.data_files import SUFFIXES
 from ludic.errors import ConfigError, RefusedRecordError
 from ludic.messages import read_messages
 from ludic.models.tiny import TOOL_TEMPLATE
 from ludic.operations.fit_inputs import Inputs, read_rows
+from ludic.operations.outcomes import Imported
 from ludic.records import Rollout, new_id
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run

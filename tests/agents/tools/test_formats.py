@@ -268,9 +268,7 @@ def test_a_long_hostile_text_is_read_in_a_moment(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["hermess", "json:", "json:a b", "xml:act", ""])
 def test_an_unknown_format_is_refused_with_those_that_exist(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match="is unknown; there are hermes, qwen3_coder, mistral, json, llama, and json:TAG"
-    ):
+    with pytest.raises(ConfigError, match=r"is unknown; .*here are hermes, qwen3_coder, mistral, json, json:TAG, "):
         make_tool_format(name)
 
 

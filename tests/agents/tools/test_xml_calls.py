@@ -11,8 +11,9 @@ from jsonschema import Draft202012Validator
 
 import ludic
 from ludic.agents.agent import Agent
-from ludic.agents.tools.formats import _FORMATS, format_of_template, make_tool_format
+from ludic.agents.tools.formats import format_of_template, make_tool_format
 from ludic.agents.tools.registry import make_tools
+from ludic.code.kinds import TOOL_FORMAT
 from ludic.models.chat import render_text
 from ludic.records import Message, RolloutBatch, ToolCall
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run, make_environments
@@ -170,7 +171,7 @@ def test_the_template_tells_the_format(template: str) -> None:
 
 
 def test_each_format_with_markup_is_told_by_a_template() -> None:
-    assert {name for name in FORMATS.values() if name is not None} == {*_FORMATS} - {"json"}
+    assert {name for name in FORMATS.values() if name is not None} == {*TOOL_FORMAT.names()} - {"json", "json:TAG"}
 
 
 # --- Episodes --------------------------------------------------------------------------------------------
