@@ -297,7 +297,7 @@ folders depend on each other, [CONTRIBUTING.md](../CONTRIBUTING.md) where to add
 def files_page(folder: Path) -> str:
     """Return docs/files.md: the Python files below each folder of the package, with what each says first of itself.
 
-    folder: of the repository. A module that says nothing is an error; an __init__ or __main__ without a text is left out.
+    folder: of the repository. A module without a docstring is an error; such an __init__ or __main__ is left out.
     """
     sections: dict[Path, list[str]] = {}
     for path in sorted((folder / "ludic").rglob("*.py"), key=lambda path: (path.parent.parts, path.name)):
