@@ -295,14 +295,14 @@ def forms_table(folder: Path) -> str:
 _FILES = """# Files of the package
 
 Written by `make format` from the first sentences of the modules. [ARCHITECTURE.md](../ARCHITECTURE.md) says how the
-folders depend on each other, and where to add what.
+folders depend on each other, [CONTRIBUTING.md](../CONTRIBUTING.md) where to add what.
 """
 
 
 def files_page(folder: Path) -> str:
     """Return docs/files.md: the Python files below each folder of the package, with what each says first of itself.
 
-    folder: of the repository. A module that says nothing is an error, save an __init__ or __main__, which is left out.
+    folder: of the repository. A module without a docstring is an error; such an __init__ or __main__ is left out.
     """
     sections: dict[Path, list[str]] = {}
     for path in sorted((folder / "ludic").rglob("*.py"), key=lambda path: (path.parent.parts, path.name)):

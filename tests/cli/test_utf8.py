@@ -64,7 +64,7 @@ def root(tmp_path: Path) -> Root:
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [(BYTE, "the byte 0xe9, which is not UTF-8"), ("a\ud83d", "half a character"), ("\ude00", "half a character")],
+    [(BYTE, "the byte 0xe9, which is no UTF-8"), ("a\ud83d", "half a character"), ("\ude00", "half a character")],
 )
 def test_python_refuses_such_a_text_too(root: Root, text: str, problem: str) -> None:
     run = ludic.open(root.url)
@@ -87,5 +87,5 @@ def test_the_command_line_answers_in_one_line(root: Root) -> None:
     done = subprocess.run([sys.executable, "-m", "ludic", "sql", root.url, query], capture_output=True, check=False)
     assert done.returncode == 2
     assert done.stderr == (
-        b"ludic: QUERY holds the byte 0xe9, which is not UTF-8, in \"select '\\udce9'\"; write or rename it in UTF-8\n"
+        b"ludic: QUERY holds the byte 0xe9, which is no UTF-8, in \"select '\\udce9'\"; write or rename it in UTF-8\n"
     )

@@ -190,7 +190,7 @@ def refusing(s3_proxy, s3_bucket, run_config, tmp_path):
 REFUSALS = [
     (
         Refuse(403, "AccessDenied", "Access Denied"),
-        "these credentials may not (read|write to) bucket ludic-tests: ask",
+        "these credentials may not (read|write to) bucket ludic-tests: get",
     ),
     (Refuse(403, "InvalidAccessKeyId", "No such key."), "the credentials are wrong: check AWS_ACCESS_KEY_ID and"),
     (Refuse(403, "SignatureDoesNotMatch", "No."), "the credentials are wrong: check AWS_ACCESS_KEY_ID and"),
