@@ -16,8 +16,9 @@ settings of all members. A file may hold them as a table: `[objective]` with `na
 
 And a field may be settings of another dataclass, overridden, each None unless given:
 
-    run: Annotated[Mapping[str, Any], Overrides(RunConfig, ("temperature", "top_p"), "None is the run's.")]
+    run: Annotated[Mapping[str, Any], Overrides(RunConfig, "of_sampling", "None is the run's.")]
 
+What else a setting is, such as whether a first page of --help shows it, is its `Role`, which stands on its field too.
 Ranges are far above any sensible value, and below the values that overflow a column, a wait or a machine.
 """
 
@@ -53,6 +54,7 @@ from ludic.values import (
     texts,
 )
 from ludic.values import Range as Range
+from ludic.values import Role as Role
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -74,7 +76,8 @@ class Overrides:
 
     owner: Any
     """Dataclass with the settings: their types, ranges and texts."""
-    names: tuple[str, ...]
+    role: str
+    """Role of those settings, a field of `Role`."""
     none: str
     """Sentence that says what a setting is that is not given, such as "None is the run's."."""
 
@@ -140,6 +143,8 @@ class Setting:
     """Dataclasses of a choice: all of them if this is the choice's name, else those that have this setting."""
     note: str = ""
     """Sentence that follows the text below the field."""
+    of_choice: Role | None = None
+    """Role of the choice that has the owner as a member."""
 
     @property
     def name(self) -> str:
@@ -164,6 +169,11 @@ class Setting:
     def group(self) -> str:
         """Name of the innermost field that holds the setting's dataclass; "" for settings of the outermost one."""
         return self.path[-1] if self.path else ""
+
+    @property
+    def role(self) -> Role:
+        own = next((each for each in annotations(self.kind) if isinstance(each, Role)), None)
+        return own or self.of_choice or _NO_ROLE
 
     @property
     def shown(self) -> Shown | None:
@@ -251,6 +261,14 @@ class Setting:
         return found
 
 
+_NO_ROLE = Role()
+
+
+def names_of(owner: Any, role: str) -> tuple[str, ...]:
+    """Return the names of a dataclass's settings with a role, a field of `Role` that is true, in their order."""
+    return tuple(each.name for each in settings_of(owner) if getattr(each.role, role))
+
+
 def settings_of(owner: Any) -> tuple[Setting, ...]:
     """Return all settings of a dataclass, with those of the dataclasses in it; or those of a function.
 
@@ -282,15 +300,15 @@ def _settings_of(owner: Any, path: tuple[str, ...]) -> tuple[Setting, ...]:
 
 def _members(kind: Any) -> tuple[Any, ...]:
     """Return the dataclasses of a choice; () for another type."""
-    inner = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
-    return inner if all(isinstance(each, type) and is_dataclass(each) for each in inner) else ()
+    inner = plain_kinds(kind)
+    return inner if len(inner) > 1 and all(isinstance(each, type) and is_dataclass(each) for each in inner) else ()
 
 
 def _settings_of_choice(choice: Setting) -> Iterator[Setting]:
     """Yield the setting that names the member, and those of all members."""
     names = [each.name for each in choice.members]
     default = choice.default if choice.default is MISSING else choice.default.name
-    yield replace(choice, kind=Literal[*names], default=default)
+    yield replace(choice, kind=Annotated[Literal[*names], choice.role], default=default)
     having: dict[str, list[Setting]] = {}
     for member in choice.members:
         for each in settings_of(member):
@@ -299,13 +317,21 @@ def _settings_of_choice(choice: Setting) -> Iterator[Setting]:
         assert all((each.kind, each.default) == (first.kind, first.default) for each in others), f"one {first.name}"
         members = tuple(each.owner for each in (first, *others))
         note = _of_members([each.name for each in members], names)
-        yield replace(first, path=choice.path, within=choice.field, members=members, note=note)
+        yield replace(first, path=choice.path, within=choice.field, members=members, note=note, of_choice=choice.role)
 
 
 def _overridden_settings(overrides: Overrides, path: tuple[str, ...], field: str) -> Iterator[Setting]:
-    table = {each.name: each for each in settings_of(overrides.owner)}
-    for each in (table[name] for name in overrides.names):
-        yield replace(each, kind=each.kind | None, default=None, path=path, within=field, note=overrides.none)
+    for each in settings_of(overrides.owner):
+        if not getattr(each.role, overrides.role):
+            continue
+        yield replace(
+            each,
+            kind=each.kind if each.is_optional else each.kind | None,
+            default=None,
+            path=path,
+            within=field,
+            note=overrides.none,
+        )
 
 
 _ABOUT_NONE = re.compile(r"[.;] None [^.]*\.")

@@ -26,6 +26,7 @@ from ludic.settings import (
     Needs,
     Overrides,
     Range,
+    Role,
     Setting,
     arguments,
     check,
@@ -231,7 +232,7 @@ class Walk:
     """A way on foot."""
 
     name: ClassVar[str] = "walk"
-    pace: Annotated[float, Range(0, 10)] = 5.0
+    pace: Annotated[float, Range(0, 10), Role(in_evaluations=True)] = 5.0
     """Kilometres an hour."""
 
 
@@ -240,7 +241,7 @@ class Ride(Walk):
     """A way by bicycle."""
 
     name = "ride"
-    gear: Annotated[int, Range(1, 30)] = 1
+    gear: Annotated[int, Range(1, 30), Role(in_evaluations=True)] = 1
     """Gear to ride in."""
     paid_from: Annotated[str, Needs("budget")] = "purse"
     """What the bicycle is paid from."""
@@ -332,7 +333,7 @@ def test_a_choice_in_python_is_one_of_its_dataclasses():
 class Repeat:
     """Settings that only this test knows, which override those of another dataclass."""
 
-    ride: Annotated[Mapping[str, Any], Overrides(Ride, ("pace", "gear"), "None is the ride's.")] = field(
+    ride: Annotated[Mapping[str, Any], Overrides(Ride, "in_evaluations", "None is the ride's.")] = field(
         default_factory=dict
     )
     times: int = 1
