@@ -24,6 +24,7 @@ from ludic.settings import (
     Temperature,
     Tokens,
     TopP,
+    WhenNone,
     check,
     names_of,
 )
@@ -33,6 +34,8 @@ AGE_SHARE = 3 / 8
 Answers of log-normal length, the longest eight times the mean, then lose few tokens as too old
 (benchmarks/in_flight.py)."""
 _NO_BOUND = 10**6
+_OF_SAMPLING = Role(of_sampling=True, in_evaluations=True)
+_OF_EPISODES = Role(of_episodes=True, in_evaluations=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +63,13 @@ class RunConfig:
     them sample as far ahead as keeps the trainer busy, within max_off_policy_steps (ludic.batches.budget)."""
     num_workers: Annotated[Processes, Role(first_page=True)] = 1
     """Number of workers that share the schedule. More or fewer may run; see ludic.rollouts.schedule."""
-    temperature: Annotated[Temperature, Role(of_sampling=True, in_evaluations=True)] = 1.0
+    temperature: Annotated[Temperature, _OF_SAMPLING] = 1.0
     """Divides the logits before a token is sampled, and again when the trainer computes its logprob. 0, which only
     evaluations and `ludic sample` take, samples the likeliest tokens."""
-    top_p: Annotated[TopP, Role(of_sampling=True, in_evaluations=True)] = 1.0
+    top_p: Annotated[TopP, _OF_SAMPLING] = 1.0
     """Sample from the most likely tokens whose probabilities add up to this; 1 samples from all."""
-    top_k: Annotated[Count | None, Role(of_sampling=True, in_evaluations=True)] = None
-    """Sample from this number of the most likely tokens; None samples from all."""
+    top_k: Annotated[Count | None, WhenNone("samples from all"), _OF_SAMPLING] = None
+    """Sample from this number of the most likely tokens."""
     max_tokens: Annotated[Tokens, Role(first_page=True, of_sampling=True, in_evaluations=True)] = 256
     """Maximum tokens in one completion."""
     keep_sampling_mask: Annotated[bool | None, Role(stored_if_set=True)] = None
@@ -80,14 +83,16 @@ class RunConfig:
     top_p, top_k and max_tokens. Several settings are combined."""
     curriculum: Count | None = None
     """Groups after which the next environment of env joins those before it, easy ones first; None begins with all."""
-    accept_incomplete: Annotated[bool, Role(of_episodes=True, in_evaluations=True)] = False
+    accept_incomplete: Annotated[bool, _OF_EPISODES] = False
     """Pass a completion that hit max_tokens to the environment, instead of refusing it as a parse failure."""
-    max_steps: Annotated[MaxSteps | None, Role(of_episodes=True, in_evaluations=True)] = None
-    """Maximum steps of the environment in an episode. None takes the environment's own number: 1 for a question and a
-    score, else 32 unless its class says."""
-    max_sequence_tokens: Annotated[Tokens | None, Role(of_episodes=True, in_evaluations=True)] = None
-    """Maximum tokens of prompt and completions together; an episode that needs more is truncated. None is the model's
-    limit."""
+    max_steps: Annotated[
+        MaxSteps | None,
+        WhenNone("takes the environment's own number: 1 for a question and a score, else 32 unless its class says"),
+        _OF_EPISODES,
+    ] = None
+    """Maximum steps of the environment in an episode."""
+    max_sequence_tokens: Annotated[Tokens | None, WhenNone("is the model's limit"), _OF_EPISODES] = None
+    """Maximum tokens of prompt and completions together; an episode that needs more is truncated."""
     longrope: Annotated[Longrope | None, Role(stored_if_set=True)] = None
     """Factors of a longrope model (Phi-3-128k, Phi-4-mini, PhiMoE): short, for sequences that fit into its original
     context (4096 tokens), or long. None takes long if max_sequence_tokens is larger than that; run.json records
@@ -95,21 +100,24 @@ class RunConfig:
     max_observation_characters: Count | None = MAX_OBSERVATION_CHARACTERS
     """Maximum characters of an observation of the environment; the rest is cut, and the text and the row say so. None
     is no limit."""
-    parser: Annotated[str, Role(of_episodes=True, in_evaluations=True)] = "whole"
+    parser: Annotated[str, _OF_EPISODES] = "whole"
     """How an action is read from a completion: whole, tag:NAME, boxed, json, regex:PATTERN, think, several joined by |,
     or path/to/file.py:ClassName."""
-    format_reward: Annotated[FormatReward, Role(of_episodes=True, in_evaluations=True)] = 0.0
+    format_reward: Annotated[FormatReward, _OF_EPISODES] = 0.0
     """Reward for each completion that the parser can read, in addition to the environment's."""
-    context: Annotated[str, Role(of_episodes=True, in_evaluations=True)] = "full"
+    context: Annotated[str, _OF_EPISODES] = "full"
     """What the model sees of the dialogue: full, no_thinking, window:N, summary:N, or path/to/file.py:ClassName."""
-    tools: Annotated[tuple[str, ...], Role(of_episodes=True, in_evaluations=True)] = ()
+    tools: Annotated[tuple[str, ...], _OF_EPISODES] = ()
     """Tools that the model may call: calculator, python, path/to/file.py:function, or mcp:COMMAND for a server."""
-    tool_format: Annotated[str | None, Role(of_episodes=True, in_evaluations=True)] = None
+    tool_format: Annotated[
+        str | None,
+        WhenNone("is what its chat template shows, or hermes if that can't be told"),
+        _OF_EPISODES,
+    ] = None
     """How the model writes tool calls: hermes, which Qwen 2.5 and 3 use too, qwen3_coder, which is the XML of Qwen 3.5,
-    llama, mistral, json or json:TAG. None is what its chat template shows, or hermes if that can't be told."""
-    protocol: Annotated[str | None, Role(of_episodes=True, in_evaluations=True)] = None
-    """How an episode is played: single_agent, several_agents, or path/to/file.py:function. None is what fits the
-    environment."""
+    llama, mistral, json or json:TAG."""
+    protocol: Annotated[str | None, WhenNone("is what fits the environment"), _OF_EPISODES] = None
+    """How an episode is played: single_agent, several_agents, or path/to/file.py:function."""
     sub_agents: Annotated[tuple[str, ...], Role(of_episodes=True)] = ()
     """Agents to which the model may hand tasks with the tool delegate: helper, or path/to/file.py:function."""
     max_depth: Annotated[int, Range(0, 100), Role(of_episodes=True)] = 1

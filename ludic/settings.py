@@ -4,7 +4,8 @@
     \"""Peak learning rate of AdamW.\"""
 
 Such a field is a flag with its help, a key of a TOML or JSON file, and an argument in Python; each refuses a bad value
-in the same words. So is a parameter of a function, whose help is in the Args of its docstring. Raises ConfigError.
+in the same words. So is a parameter of a function, whose help is in the Args of its docstring. `make format` copies the
+texts below fields into ludic/setting_texts.json, which --help reads. Raises ConfigError.
 Imports nothing slow, since `ludic COMMAND --help` reads the table.
 
 A field may also be a dataclass, whose settings it adds, or a choice between dataclasses:
@@ -22,18 +23,15 @@ What else a setting is, such as whether a first page of --help shows it, is its 
 Ranges are far above any sensible value, and below the values that overflow a column, a wait or a machine.
 """
 
-import ast
-import builtins
 import inspect
 import json
-import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, wraps
-from itertools import pairwise
+from importlib import resources
 from types import NoneType, UnionType
-from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ludic.by_name import find_by_name
 from ludic.errors import ConfigError, LudicError, similar_names, unknown_name
@@ -80,6 +78,21 @@ class Overrides:
     """Role of those settings, a field of `Role`."""
     none: str
     """Sentence that says what a setting is that is not given, such as "None is the run's."."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhenNone:
+    """What None means, where an override's None means another thing: `WhenNone("samples from all")`."""
+
+    words: str
+    """End of a sentence that begins with None, without a full stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromFlag:
+    """Type that a flag gives a parameter of an operation that takes more in Python: `FromFlag(EngineConfig)`."""
+
+    kind: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +171,12 @@ class Setting:
     @property
     def help(self) -> str:
         """Text below the field, as one line."""
-        helps = _helps(self.owner)
+        helps = texts_of(self.owner)
         if self.field == "root":
             return helps.get("root") or helps.get(RUN) or "Folder or URL of the run."
-        text = helps.get(self.field, "")
-        text = _ABOUT_NONE.sub(".", text) if self.is_override else text
-        return f"{text} {self.note}".strip()
+        of_none = next((each.words for each in annotations(self.kind) if isinstance(each, WhenNone)), "")
+        about_none = f"None {of_none}." if of_none and not self.is_override else ""
+        return " ".join(filter(None, (helps.get(self.field), about_none, self.note)))
 
     @property
     def group(self) -> str:
@@ -334,10 +347,6 @@ def _overridden_settings(overrides: Overrides, path: tuple[str, ...], field: str
         )
 
 
-_ABOUT_NONE = re.compile(r"[.;] None [^.]*\.")
-"""Matches what a text says about None, which means something else in overrides."""
-
-
 def _of_members(having: Sequence[str], names: Sequence[str]) -> str:
     """Say in a sentence which members of a choice have a setting."""
     lacking = [name for name in names if name not in having]
@@ -359,8 +368,10 @@ def _settings_of_function(function: Any) -> tuple[Setting, ...]:
         if name == RUN and not takes_a_root(function):
             continue
         if name == RUN:
-            has_words = any(isinstance(each, Shown) for each in annotations(kind))
-            found.append(Setting("root", kind if has_words else ROOT, MISSING, function))
+            words = [
+                each for each in annotations(inspect.unwrap(function).__annotations__[RUN]) if isinstance(each, Shown)
+            ]
+            found.append(Setting("root", Annotated[str, words[0]] if words else ROOT, MISSING, function))
         elif kind is None or name in names or parameter.kind is parameter.VAR_KEYWORD:
             continue
         elif isinstance(kind, type) and is_dataclass(kind):
@@ -374,13 +385,20 @@ def _settings_of_function(function: Any) -> tuple[Setting, ...]:
 
 def takes_a_root(function: Any) -> bool:
     """Return whether a function needs a run; False if it has no such parameter, or `run` may be None."""
-    has_run = RUN in inspect.signature(function).parameters
-    return has_run and NoneType not in get_args(_hint(function, RUN))
+    return RUN in inspect.signature(function).parameters and "None" not in _types_of_run(function)
 
 
 def opens_its_root(function: Any) -> bool:
     """Return whether a function's `run` may be the place of a run, which it opens or makes itself."""
-    return _kind_of(function, RUN) is not None
+    return "str" in _types_of_run(function)
+
+
+def _types_of_run(function: Any) -> list[str]:
+    """Return the names of the types in the annotation of the parameter `run`, such as Run and str."""
+    hint = inspect.unwrap(function).__annotations__.get(RUN, "")
+    hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    named = getattr(hint, "__forward_arg__", None) or (hint.__name__ if isinstance(hint, type) else hint)
+    return str(named).split(" | ")
 
 
 def groups_of(function: Any) -> Mapping[str, type]:
@@ -406,36 +424,14 @@ ROOT = Annotated[str, Shown("ROOT", by_position=True)]
 """Type of a run's folder or URL, a positional argument."""
 
 
-class _NoSetting:
-    """Stands for a type that no flag can give, such as one that is imported for type checkers only."""
-
-    def __class_getitem__(cls, item: Any) -> type:
-        return cls
-
-
-class _Names(dict[str, Any]):
-    """The names of a module, for its annotations; a name that is not imported is no setting."""
-
-    def __missing__(self, name: str) -> Any:
-        return getattr(builtins, name, _NoSetting)
-
-
-def _hint(function: Any, name: str) -> Any:
-    """Return the annotation of a parameter."""
-    function = inspect.unwrap(function)
-    hint = function.__annotations__.get(name, _NoSetting)
-    while isinstance(hint, str):
-        hint = eval(hint, {}, _Names(function.__globals__))
-    if get_origin(hint) is Annotated and isinstance(get_args(hint)[0], ForwardRef):
-        inner, *annotations = get_args(hint)
-        inner = eval(inner.__forward_arg__, {}, _Names(function.__globals__))
-        return Annotated[(inner, *annotations)]
-    return hint
-
-
 def _kind_of(function: Any, name: str) -> Any:
-    """Return the type that a flag gives a parameter; None if no flag can."""
-    return _settable(_hint(function, name))
+    """Return the type that a flag gives a parameter; None if no flag can.
+
+    An annotation in quotes names types that are imported for type checkers only, which no flag can give.
+    """
+    hint = inspect.unwrap(function).__annotations__.get(name)
+    given = [each.kind for each in annotations(hint) if isinstance(each, FromFlag)]
+    return given[0] if given else _settable(hint)
 
 
 def _settable(kind: Any) -> Any:
@@ -492,19 +488,30 @@ def _default(field: Any) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
+TEXTS = "setting_texts.json"
+"""File of the package with the texts below the fields of dataclasses, by the names of both; `make format` writes it."""
+
+
 @cache
-def _helps(owner: Any) -> dict[str, str]:
-    """Return the text below each field of a dataclass and of its bases, or the Args of a function's docstring."""
+def texts_of(owner: Any) -> Mapping[str, str]:
+    """Return the texts of the fields of a dataclass and of its bases, or the Args of a function's docstring."""
     if not isinstance(owner, type):
         return _helps_of_parameters(inspect.getdoc(owner) or "")
-    helps: dict[str, str] = {}
-    for base in reversed(owner.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
-        for field, text in pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-                helps[field.target.id] = " ".join(str(text.value.value).split()) if is_text else ""
-    return helps
+    return {
+        name: text for base in reversed(owner.__mro__) for name, text in _all_texts().get(base.__name__, {}).items()
+    }
+
+
+@cache
+def _all_texts() -> Mapping[str, Mapping[str, str]]:
+    found: Mapping[str, Mapping[str, str]] = json.loads((resources.files("ludic") / TEXTS).read_text(encoding="utf-8"))
+    return found
+
+
+def forget_texts() -> None:
+    """Read the file of texts anew, after it was written."""
+    _all_texts.cache_clear()
+    texts_of.cache_clear()
 
 
 def _helps_of_parameters(docstring: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from ludic.errors import ConfigError
 from ludic.eval.config import DIFFERENCE, EvalConfig, Interval, MeasureConfig
 from ludic.operations.start import Device
 from ludic.scoring.options import ScoreOptions
-from ludic.settings import Range, Role, Seed, SettingsError, Shown, convert, operation, split
+from ludic.settings import FromFlag, Range, Role, Seed, SettingsError, Shown, convert, operation, split
 
 if TYPE_CHECKING:
     from ludic.engines.engine import Engine
@@ -32,7 +32,7 @@ def evaluate(
     *,
     suite: Annotated[str | PathLike[str] | None, Role(first_page=True)] = None,
     interval: Interval = "korn_graubard",
-    engine: "str | EngineConfig | Engine | MakeEngine" = ENGINE,
+    engine: Annotated["str | EngineConfig | Engine | MakeEngine", FromFlag(EngineConfig)] = ENGINE,
     device: Device = None,
     model: Annotated[str | None, Role(first_page=True)] = None,
     stop: threading.Event | None = None,
@@ -166,7 +166,7 @@ def compare(
 def contamination(
     run: "Run",
     *,
-    also: "Sequence[str | RootLike]" = (),
+    also: Annotated["Sequence[str | RootLike]", FromFlag(tuple[str, ...])] = (),
     env: str | Sequence[str] = (),
     evaluation: str | None = None,
     query: str = "ngrams",
