@@ -31,7 +31,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, wraps
 from importlib import resources
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ludic.by_name import find_by_name
 from ludic.errors import ConfigError, LudicError, similar_names, unknown_name
@@ -385,20 +385,12 @@ def _settings_of_function(function: Any) -> tuple[Setting, ...]:
 
 def takes_a_root(function: Any) -> bool:
     """Return whether a function needs a run; False if it has no such parameter, or `run` may be None."""
-    return RUN in inspect.signature(function).parameters and "None" not in _types_of_run(function)
+    return RUN in inspect.signature(function).parameters and NoneType not in plain_kinds(_hint(function, RUN))
 
 
 def opens_its_root(function: Any) -> bool:
     """Return whether a function's `run` may be the place of a run, which it opens or makes itself."""
-    return "str" in _types_of_run(function)
-
-
-def _types_of_run(function: Any) -> list[str]:
-    """Return the names of the types in the annotation of the parameter `run`, such as Run and str."""
-    hint = inspect.unwrap(function).__annotations__.get(RUN, "")
-    hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    named = getattr(hint, "__forward_arg__", None) or (hint.__name__ if isinstance(hint, type) else hint)
-    return str(named).split(" | ")
+    return _kind_of(function, RUN) is not None
 
 
 def groups_of(function: Any) -> Mapping[str, type]:
@@ -424,12 +416,25 @@ ROOT = Annotated[str, Shown("ROOT", by_position=True)]
 """Type of a run's folder or URL, a positional argument."""
 
 
-def _kind_of(function: Any, name: str) -> Any:
-    """Return the type that a flag gives a parameter; None if no flag can.
-
-    An annotation in quotes names types that are imported for type checkers only, which no flag can give.
-    """
+def _hint(function: Any, name: str) -> Any:
+    """Return the annotation of a parameter; of one in quotes, which names types for type checkers, the scalars in it."""
     hint = inspect.unwrap(function).__annotations__.get(name)
+    if get_origin(hint) is Annotated and isinstance(get_args(hint)[0], ForwardRef):
+        inner, *others = get_args(hint)
+        return Annotated[(_quoted(inner.__forward_arg__), *others)]
+    return _quoted(hint) if isinstance(hint, str) else hint
+
+
+def _quoted(text: str) -> Any:
+    """Return str | None for "Path | str | None"; None without a scalar."""
+    named = {kind.__name__: kind for kind in SCALARS} | {"None": NoneType}
+    kinds = tuple(named[each] for each in text.split(" | ") if each in named)
+    return Union[kinds] if kinds else None  # noqa: UP007
+
+
+def _kind_of(function: Any, name: str) -> Any:
+    """Return the type that a flag gives a parameter; None if no flag can."""
+    hint = _hint(function, name)
     given = [each.kind for each in annotations(hint) if isinstance(each, FromFlag)]
     return given[0] if given else _settable(hint)
 

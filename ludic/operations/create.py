@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from ludic.code.consent import CodeSettings
 from ludic.operations.start import RootUrl
 from ludic.run_config import RunConfig
-from ludic.settings import FromFlag, SettingsError, check_names, convert, operation, settings_of, split
+from ludic.settings import SettingsError, check_names, convert, operation, settings_of, split
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def create(
     *,
     model: str | PathLike[str] | None = None,
     env: str | Sequence[str] | None = None,
-    like: Annotated["str | PathLike[str] | Run | None", FromFlag(str | None)] = None,
+    like: "str | PathLike[str] | Run | None" = None,
     **settings: Unpack["CreateSettings"],
 ) -> "Run":
     """Create a run without starting a process.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Unpack
 from ludic.adapters.exports.exporting import ExportOptions
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, MissingRootError
-from ludic.settings import FromFlag, GroupSize, GroupsPerBatch, Seconds, SecondsOfADay, Shown, convert, operation
+from ludic.settings import GroupSize, GroupsPerBatch, Seconds, SecondsOfADay, Shown, convert, operation
 
 if TYPE_CHECKING:
     from ludic.adapters.exports.exporting import Exported, Format
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def export(
     run: "Run",
     format: "Format",
-    out: Annotated["str | PathLike[str] | BinaryIO | None", FromFlag(str | None)] = None,
+    out: "str | PathLike[str] | BinaryIO | None" = None,
     *,
     track: Track = untracked,
     **options: Unpack["ExportSettings"],
