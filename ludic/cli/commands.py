@@ -9,12 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: the operation that it calls, and what its help shows first."""
+    """A command: the operation that it calls."""
 
     operation: str
     """Module below ludic, and function: operations.keep:verify."""
-    first: tuple[str, ...] = ()
-    """Settings on the first page of --help, of an operation with many."""
     methods: tuple[str, ...] = ()
     """Methods of `Run` that do the same in a script or a notebook, if they are other functions."""
     ends_well: bool = False
@@ -32,123 +30,25 @@ class Command:
         return (self.load().__doc__ or "").strip().partition("\n")[0].rstrip(".")
 
 
-_RUN = Command(
-    "operations.start:run",
-    (
-        "model",
-        "env",
-        "algorithm",
-        "num_steps",
-        "learning_rate",
-        "group_size",
-        "groups_per_batch",
-        "max_tokens",
-        "num_workers",
-        "ranks",
-        "engine",
-        "eval_every",
-        "trust_code",
-    ),
-    methods=("launch",),
-)
-_CHECK = Command("operations.start:check", (*_RUN.first, "server_url"))
-_PLAN = Command(
-    "operations.machines:plan",
-    ("model", "gpus", "gpu", "gpu_memory_gb", "num_workers", "ranks", "engine", "dtype", "lora_rank", "max_tokens"),
-)
-_CREATE = Command(
-    "operations.create:create",
-    (
-        "model",
-        "env",
-        "env_options",
-        "group_size",
-        "groups_per_batch",
-        "num_workers",
-        "temperature",
-        "max_tokens",
-        "parser",
-        "tools",
-        "protocol",
-        "seed",
-    ),
-)
-_TRAIN = Command(
-    "operations.start:trainer",
-    (
-        "algorithm",
-        "num_steps",
-        "learning_rate",
-        "advantage",
-        "filters",
-        "objective",
-        "max_tokens_per_micro_batch",
-        "lora_rank",
-        "dtype",
-        "device",
-        "ranks",
-        "checkpoint_every",
-        "resume",
-    ),
-    methods=("train",),
-)
-_LAUNCH = Command(
-    "operations.machines:write_cluster_files",
-    (
-        "workers",
-        "nodes",
-        "ranks",
-        "gpus",
-        "gpu_type",
-        "max_hours",
-        "setup",
-        "image",
-        "engine",
-        "algorithm",
-        "num_steps",
-        "learning_rate",
-        "out",
-    ),
-    methods=("cluster_files",),
-)
-_EVAL = Command(
-    "operations.evaluations:evaluate",
-    (
-        "versions",
-        "every",
-        "suite",
-        "env",
-        "num_examples",
-        "n",
-        "temperature",
-        "measures",
-        "interval",
-        "engine",
-        "model",
-        "json",
-    ),
-    methods=("evaluation",),
-)
-
 GROUPS: Mapping[str, Mapping[str, Command]] = MappingProxyType(
     {
         "First": {
             "demo": Command("demos.demo:demo"),
             "init": Command("operations.init:init"),
-            "run": _RUN,
+            "run": Command("operations.start:run", methods=("launch",)),
             "watch": Command("operations.look:watch", methods=("status",)),
             "view": Command("operations.look:view", methods=("label",)),
-            "eval": _EVAL,
+            "eval": Command("operations.evaluations:evaluate", methods=("evaluation",)),
             "sql": Command("operations.look:write_sql", methods=("sql", "sql_stream")),
         },
         "Start": {
-            "plan": _PLAN,
-            "check": _CHECK,
-            "create": _CREATE,
+            "plan": Command("operations.machines:plan"),
+            "check": Command("operations.start:check"),
+            "create": Command("operations.create:create"),
             "worker": Command("operations.start:worker", methods=("work",)),
-            "train": _TRAIN,
+            "train": Command("operations.start:trainer", methods=("train",)),
             "serve": Command("operations.machines:serve", ends_well=True),
-            "launch": _LAUNCH,
+            "launch": Command("operations.machines:write_cluster_files", methods=("cluster_files",)),
         },
         "Look": {
             "stats": Command("operations.look:stats"),

@@ -3,7 +3,8 @@
 docs/settings/ has a table of every setting, a page for each group, docs/api.md one of the methods of `Run` and their
 commands, docs/coming_from.md those of the settings of other programs, docs/fit.md one of the forms of conversations and
 pairs. docs/files.md has what each module says first of itself.
-ludic/operations/typed.py has the types of the operations' `**settings`, for editors and type checkers.
+ludic/setting_texts.json has the texts below the fields of all settings, which --help reads. ludic/operations/typed.py
+has the types of the operations' `**settings`, for editors and type checkers.
 """
 
 import ast
@@ -12,8 +13,10 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -25,7 +28,7 @@ from ludic.cli.settings import JSON, settings_of_command
 from ludic.flags import about, default_text
 from ludic.operations.fit import fit
 from ludic.operations.run import Run
-from ludic.settings import Setting, describe, groups_in, groups_of, is_operation, settings_of
+from ludic.settings import TEXTS, Setting, describe, forget_texts, groups_in, groups_of, is_operation, settings_of
 
 _INTRODUCTION = """# Settings
 
@@ -134,6 +137,30 @@ def _row(each: Setting) -> str:
     default = "required" if each.default is MISSING else default
     cells = [f"`{_name(each)}`", f"{describe(each.kind)}{limits}", default, each.help]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+# --- ludic/setting_texts.json ----------------------------------------------------------------------------------------
+
+
+def texts() -> str:
+    """Return the texts below the fields of all dataclasses of settings and of their bases, as JSON."""
+    functions = [*(command.load() for command in COMMANDS.values()), *methods().values(), fit]
+    tables = [settings_of(each) for each in (*functions, *map(find_by_name, _IN_TABLES))]
+    owners = {owner for table in tables for each in table for owner in (each.owner, *each.members)}
+    classes = {base for owner in owners if isinstance(owner, type) for base in owner.__mro__[:-1]}
+    found = {each.__name__: texts_below(each) for each in classes}
+    assert len(found) == len(classes), "two dataclasses of settings have one name"
+    return json.dumps({name: each for name, each in found.items() if each}, indent=1, sort_keys=True) + "\n"
+
+
+def texts_below(owner: type) -> dict[str, str]:
+    """Return the text below each of a dataclass's own fields, as one line."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
+    return {
+        ast.unparse(field.target): " ".join(str(text.value.value).split())
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
 
 
 # --- docs/api.md -----------------------------------------------------------------------------------------------------
@@ -329,6 +356,8 @@ def _first_sentence(text: str) -> str:
 def write(folder: Path, *, check: bool) -> list[str]:
     """Write all pages below a folder, or only compare them; returns the names of pages that were stale."""
     others = find_by_name("ludic.adapters.foreign_settings:others")()
+    stale = _write({folder / "ludic" / TEXTS: texts()}, check=check)
+    forget_texts()
     api, coming_from, fit_page = folder / "docs/api.md", folder / PAGE, folder / "docs/fit.md"
     pages = {
         folder / "docs/files.md": files_page(folder),
@@ -338,15 +367,19 @@ def write(folder: Path, *, check: bool) -> list[str]:
         fit_page: _with_tables(fit_page, [forms_table(folder)]),
         folder / "ludic/operations/typed.py": formatted(typed()),
     }
-    stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     left = [path for path in (folder / "docs/settings").glob("*.md") if path not in pages]
-    if not check:
-        for path in stale:
+    for path in left:
+        if not check:
+            path.unlink()
+    return [*stale, *_write(pages, check=check), *map(str, left)]
+
+
+def _write(pages: Mapping[Path, str], *, check: bool) -> list[str]:
+    stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if not check:
             path.parent.mkdir(exist_ok=True)
             path.write_text(pages[path], encoding="utf-8")
-        for path in left:
-            path.unlink()
-    stale += left
     return [str(path) for path in stale]
 
 

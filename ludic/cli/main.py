@@ -114,7 +114,7 @@ def _run(name: str, args: list[str]) -> int:
     command = COMMANDS[name]
     operation = command.load()
     program = f"ludic {name}"
-    values = parse(operation, args, program=program, description=command.about, first=command.first)
+    values = parse(operation, args, program=program, description=command.about)
     as_json = values.get(JSON, False) if JSON in signature(operation).parameters else values.pop(JSON, False)
     try:
         result = _call(operation, values, ends_well=command.ends_well)

@@ -22,6 +22,7 @@ from ludic.settings import (
     PositiveCount,
     Processes,
     Range,
+    Role,
     SettingsError,
     StopWithin,
     TensorParallel,
@@ -42,13 +43,13 @@ class LaunchConfig(StreamConfig):
     local_workers: Annotated[int, Range(0, 4096)] | None = None
     """Number of workers to start on this machine, or on the Ray cluster, 0 for none; None starts num_workers, all of
     the schedule."""
-    ranks: Processes = 1
+    ranks: Annotated[Processes, Role(first_page=True)] = 1
     """Number of processes that train together."""
     trainer_gpus: str | None = None
     """GPUs of the trainer, such as 0,1, one for each rank; None takes the first ones."""
     worker_gpus: str | None = None
     """GPUs that the workers divide among them, such as 2,3; None takes those that the trainer does not use."""
-    eval_every: PositiveCount | None = None
+    eval_every: Annotated[PositiveCount | None, Role(first_page=True)] = None
     """Evaluate version 0, every version whose number is a multiple of this, and the last one, in a process of its own
     (docs/evaluation.md). The trainer never waits for it. None evaluates nothing."""
     eval_options: Mapping[str, Any] = field(default_factory=dict)
@@ -61,17 +62,11 @@ class LaunchConfig(StreamConfig):
     then it is killed."""
 
     launcher: Annotated[str, LAUNCHER] = "local"
-    """local: processes of this machine; ray: actors on the nodes of a Ray cluster, which must reach the root."""
-    ray_address: str | None = None
-    """Address of the Ray cluster, such as node1:6379. None takes RAY_ADDRESS, else the cluster of this machine, else
-    starts one on this machine."""
-    ray_cpus: Annotated[int, Range(1, 10**4)] = 1
-    """Number of CPUs that Ray reserves for each worker and each rank."""
+    """local: processes of this machine; ray: actors on the nodes of a Ray cluster, which must reach the root: that
+    of RAY_ADDRESS, such as node1:6379, else the cluster of this machine, else one that is started on it."""
 
     def __post_init__(self) -> None:
         check(self)
-        if self.launcher != "ray" and self.ray_address is not None:
-            raise ConfigError("ray_address has no effect without --launcher ray; add it, or leave out ray_address")
         if self.launcher != "local" and {self.trainer_gpus, self.worker_gpus} != {None}:
             raise ConfigError(
                 f"trainer_gpus and worker_gpus name GPUs of this machine; {self.launcher} assigns its own"
@@ -91,7 +86,8 @@ class LaunchConfig(StreamConfig):
             return None
         options = dict(self.eval_options)
         check_names(options, EvalConfig, "setting of an evaluation (eval_options)")
-        if taken := options.keys() & {"versions", "every", "until_step"}:
+        own = {"every": self.eval_every, "until_step": until_step}
+        if taken := options.keys() & {"versions", *own}:
             raise ConfigError(
                 f"eval_options has {', '.join(sorted(taken))}, which follows from eval_every; leave it out"
             )
@@ -99,7 +95,7 @@ class LaunchConfig(StreamConfig):
             options["env"] = (options["env"],) if isinstance(options["env"], str) else tuple(options["env"])
         options = {"env_timeout_s": self.env_timeout_s} | options
         EvalConfig(**arguments(EvalConfig, options))
-        return {"every": self.eval_every, "until_step": until_step, **options}
+        return {**own, **options}
 
     def workers_of(self, num_workers: int) -> int:
         """Return the number of workers to start. num_workers: workers of the run's schedule. Raises ConfigError."""
@@ -169,15 +165,15 @@ def _is_name(field: str, value: str) -> bool:
 class ClusterConfig:
     """Machines of a run on a cluster."""
 
-    workers: Processes | None = None
+    workers: Annotated[Processes | None, Role(first_page=True)] = None
     """Number of workers; None takes num_workers, all of the schedule."""
-    nodes: Processes = 1
+    nodes: Annotated[Processes, Role(first_page=True)] = 1
     """Number of machines of the trainer."""
-    ranks: Processes = 1
+    ranks: Annotated[Processes, Role(first_page=True)] = 1
     """Number of the trainer's processes on each of its machines."""
-    gpus: bool = True
+    gpus: Annotated[bool, Role(first_page=True)] = True
     """Reserve a GPU for each rank, and tensor_parallel GPUs for each worker."""
-    gpu_type: str | None = None
+    gpu_type: Annotated[str | None, Role(first_page=True)] = None
     """Type of the GPUs as the cluster names it, such as h100, H100 or NVIDIA-H100-80GB-HBM3."""
     cpus: Annotated[int, Range(1, 10**4)] = 4
     """CPUs for each rank and each worker."""
@@ -188,14 +184,14 @@ class ClusterConfig:
     its own, which is restarted alone."""
     variable: tuple[str, ...] = ()
     """Environment variables of all processes, such as HF_HOME=/shared/hf NCCL_SOCKET_IFNAME=eth0; no secrets."""
-    max_hours: Annotated[int, Range(1, 10**5)] | None = None
+    max_hours: Annotated[int | None, Range(1, 10**5), Role(first_page=True)] = None
     """Hours after which the cluster ends the jobs; None is 24 with slurm, no limit with kubernetes."""
     stop_within_s: StopWithin = STOP_WITHIN_S
     """Seconds that a process may take to stop cleanly after SIGTERM, such as to finish a step and write a checkpoint;
     then it is killed. Slurm sends SIGTERM so long before the time limit."""
-    setup: str | None = None
+    setup: Annotated[str | None, Role(first_page=True)] = None
     """slurm: shell code that makes `ludic` available on a machine, such as "source ~/ludic/bin/activate"."""
-    image: str | None = None
+    image: Annotated[str | None, Role(first_page=True)] = None
     """kubernetes: container image with ludic and the engine."""
     partition: str | None = None
     """slurm: partition of the jobs."""

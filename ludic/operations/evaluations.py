@@ -12,7 +12,7 @@ from ludic.errors import ConfigError
 from ludic.eval.config import DIFFERENCE, EvalConfig, IntervalMethod, MeasureConfig
 from ludic.operations.start import TrainerDevice
 from ludic.scoring.options import ScoreOptions
-from ludic.settings import Range, Seed, SettingsError, Shown, convert, operation, split
+from ludic.settings import FromFlag, Range, Role, Seed, SettingsError, Shown, convert, operation, split
 
 if TYPE_CHECKING:
     from ludic.engines.engine import Engine
@@ -30,11 +30,11 @@ def evaluate(
     run: "Run | str",
     versions: int | str | Sequence[int] = "latest",
     *,
-    suite: str | PathLike[str] | None = None,
+    suite: Annotated[str | PathLike[str] | None, Role(first_page=True)] = None,
     interval: IntervalMethod = "korn_graubard",
-    engine: "str | EngineConfig | Engine | MakeEngine" = ENGINE,
+    engine: Annotated["str | EngineConfig | Engine | MakeEngine", FromFlag(EngineConfig)] = ENGINE,
     device: TrainerDevice = None,
-    model: str | None = None,
+    model: Annotated[str | None, Role(first_page=True)] = None,
     stop: threading.Event | None = None,
     report: "Callable[[RolloutBatch], None] | None" = None,
     **settings: Unpack["EvaluateSettings"],
@@ -166,7 +166,7 @@ def compare(
 def contamination(
     run: "Run",
     *,
-    also: "Sequence[str | RootLike]" = (),
+    also: Annotated["Sequence[str | RootLike]", FromFlag(tuple[str, ...])] = (),
     env: str | Sequence[str] = (),
     evaluation: str | None = None,
     query: str = "ngrams",

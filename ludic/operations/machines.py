@@ -11,7 +11,7 @@ from ludic.engines.config import EngineConfig
 from ludic.launch.config import ClusterConfig, ClusterSystem, LaunchConfig, ServeConfig
 from ludic.operations.start import Algorithm, RootUrl, train_config
 from ludic.run_config import RunConfig
-from ludic.settings import Range, Shown, convert, operation, settings_of, split, without_tables
+from ludic.settings import Range, Role, Shown, convert, operation, settings_of, split, without_tables
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ Gigabytes = Annotated[float, Range(0, 10**6, above=True)]
 def plan(
     *,
     algorithm: Algorithm = None,
-    gpus: Annotated[int, Range(0, 4096)] | None = None,
-    gpu: str | None = None,
-    gpu_memory_gb: Gigabytes | None = None,
+    gpus: Annotated[int | None, Range(0, 4096), Role(first_page=True)] = None,
+    gpu: Annotated[str | None, Role(first_page=True)] = None,
+    gpu_memory_gb: Annotated[Gigabytes | None, Role(first_page=True)] = None,
     host_memory_gb: Gigabytes | None = None,
     disk_gb: Gigabytes | None = None,
     **settings: Unpack["PlanSettings"],
@@ -179,7 +179,7 @@ def write_cluster_files(
     cluster: ClusterConfig,
     engine: EngineConfig,
     algorithm: Algorithm = None,
-    out: str | None = None,
+    out: Annotated[str | None, Role(first_page=True)] = None,
     **settings: Unpack["WriteClusterFilesSettings"],
 ) -> None:
     """Write the files that start a run with Slurm or Kubernetes.

@@ -19,6 +19,7 @@ from ludic.run_config import RunConfig
 from ludic.settings import (
     CountOr0,
     Processes,
+    Role,
     Shown,
     StopWithin,
     convert,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Algorithm = Annotated[str, ALGORITHM] | None
+Algorithm = Annotated[str | None, ALGORITHM, Role(first_page=True)]
 """Type of a parameter for the name of a preset; settings that are given override the preset's."""
 RootUrl = Annotated[str | PathLike[str], Shown("ROOT", by_position=True)]
 TrainerDevice = Literal["cpu", "cuda"] | None
@@ -326,8 +327,8 @@ def trainer(
     *,
     algorithm: Algorithm = None,
     model: str | None = None,
-    resume: bool = False,
-    ranks: Processes = 1,
+    resume: Annotated[bool, Role(first_page=True)] = False,
+    ranks: Annotated[Processes, Role(first_page=True)] = 1,
     stop_within_s: StopWithin | None = None,
     take_over: bool = False,
     replaces: CountOr0 | None = None,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from ludic.defaults import ENV_TIMEOUT_S
-from ludic.run_config import SAMPLING, RunConfig
+from ludic.run_config import RunConfig
 from ludic.settings import CountOr0, InFlight, NumSamples, Overrides, PositiveCount, SecondsOfADay, Seed, check
 
 _NOT_GIVEN = "None is the run's, or for a model the default of a run."
@@ -21,9 +21,6 @@ class StreamConfig:
     swap: Literal["token", "completion", "episode"] = "token"
     """When new weights replace those in use: between two tokens of the completions being sampled, or after these
     completions, or after the episodes. Later is more exact, and lets the engine wait for the longest one."""
-    on_stop: Literal["give_up", "finish"] = "give_up"
-    """What happens to groups that have begun when the worker is told to stop: give them up, so that the next life of
-    the slot samples them again, or finish them first, for which the time to stop has to be long enough."""
     env_timeout_s: SecondsOfADay | None = ENV_TIMEOUT_S
     """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
     episode_timeout_s: SecondsOfADay | None = None
@@ -57,7 +54,7 @@ class Question:
     """Text of a system message before the prompt; None sends none."""
     n: NumSamples = 1
     """Number of answers to sample."""
-    run: Annotated[Mapping[str, Any], Overrides(RunConfig, SAMPLING, _NOT_GIVEN)] = field(default_factory=dict)
+    run: Annotated[Mapping[str, Any], Overrides(RunConfig, "of_sampling", _NOT_GIVEN)] = field(default_factory=dict)
     """Settings of the run that the answers override, by name."""
     seed: Seed = 0
     """Random seed; the same seed gives the same answers."""

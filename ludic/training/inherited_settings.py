@@ -15,6 +15,7 @@ from typing import Any
 from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.errors import ConfigError, MissingRootError
 from ludic.models.first_model import same_model
+from ludic.renamed_settings import GONE
 from ludic.run_config import RunConfig
 from ludic.run_json import run_of
 from ludic.settings import given as as_given
@@ -74,7 +75,25 @@ def earlier_settings(root_url: str, given: Mapping[str, Any], *, online: bool = 
     """
     replayed = None if online else given.get("replay_batches")
     earlier = replay_settings(replayed) if replayed is not None else _stored_settings(root_url)
+    _answer_gone(root_url, earlier, given)
     return {name: value for name, value in earlier.items() if not (online and name in OFFLINE_SETTINGS)}
+
+
+def _answer_gone(root_url: str, earlier: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Say which settings of the last trainer are gone, if it did otherwise than ludic does now.
+
+    Raises ConfigError for one whose successor must be given.
+    """
+    for name in earlier.keys() & GONE.keys():
+        gone, value = GONE[name], earlier[name]
+        if value == gone.as_now:
+            continue
+        if gone.successor and gone.successor not in given:
+            raise ConfigError(
+                f"the last trainer of {root_url} had {name} {value!r}, which is gone: {gone.instead}; "
+                f"set {gone.successor}, so that this one does what you want"
+            )
+        logger.warning("the last trainer of %s had %s %r, which is gone: %s", root_url, name, value, gone.instead)
 
 
 def _stored_settings(root_url: str) -> Mapping[str, Any]:
@@ -90,27 +109,7 @@ def _stored_settings(root_url: str) -> Mapping[str, Any]:
 # --- A replay ----------------------------------------------------------------------------------------------------
 
 
-_FREE = frozenset(
-    [
-        # Choice of batches, which the ledger determines here.
-        *("advantage", "filters", "where", "selection", "sql_params", "max_uses", "baseline_over"),
-        *("max_off_policy_steps", "max_age_s", *OFFLINE_SETTINGS),
-        *("scorers", "reward_scorer", "mixed_scorers", "wait_for_scores_s"),
-        # Machine, files and logs.
-        *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
-        *("async_checkpoint", "keep_policies", "rollout_timeout_s", "max_failed_batches", "lease_s", "log_to"),
-        *("tracker_project", "tracker_entity", "tracker_name", "tracker_tags", "tracker_samples_every"),
-        *(
-            "publish_lora",
-            "publish_dtype",
-            "full_version_every",
-            "reference_offload",
-            "reference_cache",
-            "keep_token_stats",
-            "max_shard_size",
-        ),
-    ]
-)
+_FREE = frozenset(each.name for each in settings_of(TrainConfig) if not each.role.changes_weights)
 """Settings that do not change the weights once the batches are given."""
 
 
