@@ -136,7 +136,7 @@ def print_heavy(url: str, folder: str) -> None:
     calls = {
         "ludic.fit: ": lambda: ludic.grpo(**answers),
         "Run.train: ": lambda: ludic.open(url).train(),
-        "Run.work: ": lambda: ludic.open(url).work(1),
+        "Run.work: ": lambda: ludic.open(url).worker(1),
         "": lambda: ludic.trl,
     }
     said = {}

@@ -2,7 +2,8 @@
 
 docs/settings.md has a table of every setting, docs/api.md one of the methods of `Run` and their commands,
 docs/coming_from.md those of the settings of other programs, docs/fit.md one of the forms of conversations and pairs.
-ludic/operations/typed.py has the types of the operations' `**settings`, for editors and type checkers.
+ludic/operations/typed.pyi has the types of the operations' `**settings`, and methods.pyi the methods of `Run`, for
+editors and type checkers.
 """
 
 import inspect
@@ -22,8 +23,9 @@ from ludic.children import start_python
 from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import JSON, settings_of_command
 from ludic.flags import about, default_text
+from ludic.operations.create import create
 from ludic.operations.fit import fit
-from ludic.operations.run import Run
+from ludic.operations.operation import Methods, command_name
 from ludic.settings import Setting, describe, groups_in, groups_of, is_operation, settings_of
 
 _INTRODUCTION = """# Settings
@@ -53,7 +55,7 @@ def page() -> str:
     """Return docs/settings.md."""
     used_by: dict[type, list[str]] = {}
     for name, command in COMMANDS.items():
-        for group in groups_in(command.load()).values():
+        for group in groups_in(command.operation).values():
             used_by.setdefault(group, []).append(name)
     groups = [
         line
@@ -84,7 +86,7 @@ def _sections(owner: Any, where: str) -> Iterator[str]:
 
 def _own(name: str) -> Iterator[str]:
     """Yield the section of what only this command has."""
-    own = [each for each in settings_of_command(COMMANDS[name].load()) if not each.path and each.name != JSON]
+    own = [each for each in settings_of_command(COMMANDS[name].operation) if not each.path and each.name != JSON]
     if own:
         yield from ("", f"## ludic {name}", "", f"{COMMANDS[name].about}.")
         yield from _table(own)
@@ -109,18 +111,16 @@ def _row(each: Setting) -> str:
 
 def methods() -> Mapping[str, Callable[..., Any]]:
     """Return the operations that are methods of `Run`, by name."""
-    return {name: inspect.unwrap(each) for name, each in vars(Run).items() if is_operation(each)}
+    return {name: inspect.unwrap(each) for name, each in sorted(vars(Methods).items()) if is_operation(each)}
 
 
 def methods_table() -> str:
     """Return the table of the methods of `Run`: each does what its docstring says first."""
-    commands = {inspect.unwrap(command.load()).__name__: name for name, command in COMMANDS.items()}
-    commands |= {method: name for name, command in COMMANDS.items() for method in command.methods}
     lines = ["| method of `Run` | does | command |", "| --- | --- | --- |"]
     for name, function in methods().items():
         does = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
-        command = commands.get(name)
-        lines.append(f"| `{name}({_shown(function)})` | {does} | {f'`ludic {command}`' if command else ''} |")
+        command = f"`ludic {command_name(function)}`" if command_name(function) in COMMANDS else ""
+        lines.append(f"| `{name}({_shown(function)})` | {does} | {command} |")
     return "\n".join(lines) + "\n"
 
 
@@ -133,58 +133,72 @@ def _shown(function: Callable[..., Any]) -> str:
     return ", ".join([*named, *many, *more])
 
 
-# --- ludic/operations/typed.py ---------------------------------------------------------------------------------------
+# --- Types for editors and type checkers -----------------------------------------------------------------------------
 
 _TYPED = '''"""Types of the operations' `**settings`, by which editors complete them and type checkers find mistakes.
 
 Written by `make format` from the dataclasses of the settings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
+'''
+_METHODS = '''"""Types of the methods of `Run`. Written by `make format` from the operations."""
 '''
 
 
-def typed() -> str:
-    """Return the module: a TypedDict for each dataclass, and one for each operation that takes settings by name."""
-    operations = (
-        {inspect.unwrap(command.load()) for command in COMMANDS.values()}
-        | {*methods().values()}
-        | {inspect.unwrap(fit)}
-    )
+def methods_stub() -> str:
+    """Return ludic/operations/methods.pyi: a line for each method of `Run`."""
+    homes = {name: (each.__module__.rpartition(".")[2], each.__name__) for name, each in methods().items()}
+    modules = ", ".join(sorted({module for module, _ in homes.values()}))
+    lines = [f"    {name} = {module}.{function}" for name, (module, function) in homes.items()]
+    return "\n".join([_METHODS, f"from ludic.operations import {modules}", "", "class Methods:", *lines, ""])
+
+
+def typed_stub() -> str:
+    """Return ludic/operations/typed.pyi: a TypedDict for each dataclass, and one for each operation with settings.
+
+    A setting that an operation has as a parameter of its own is in no dictionary of it. So such settings stand in the
+    dictionaries of the other operations, and not in that of the dataclass.
+    """
+    of_commands = [command.operation for command in COMMANDS.values()]
+    operations: set[Callable[..., Any]] = {inspect.unwrap(each) for each in (create, fit, *of_commands)}
+    operations |= {*methods().values()}
     with_settings = sorted((each for each in operations if groups_of(each)), key=lambda each: each.__name__)
-    owners: dict[type, None] = {}
+    owners = {owner: None for each in with_settings for owner in groups_of(each).values()}
+    apart = {
+        owner: {name for each in with_settings if owner in groups_of(each).values() for name in _parameters(each)}
+        for owner in owners
+    }
+    shared = {owner: [each for each in settings_of(owner) if each.name not in apart[owner]] for owner in owners}
+    values = [_typed_dict(f"{owner.__name__}Values", "", [], each) for owner, each in shared.items()]
     classes = []
     for function in with_settings:
         groups = groups_of(function).values()
-        explicit = {*inspect.signature(function).parameters}
-        bases, own = [], []
-        for group in groups:
-            table = settings_of(group)
-            if explicit & {each.name for each in table}:
-                own += [each for each in table if each.name not in explicit]
-            else:
-                bases.append(f"{group.__name__}Values")
-                owners[group] = None
+        own = [
+            each for group in groups for each in settings_of(group) if each.name in apart[group] - _parameters(function)
+        ]
         name = "".join(word.title() for word in function.__name__.split("_")) + "Settings"
         about = f"Settings of `{function.__module__.rpartition('.')[2]}.{function.__name__}`."
-        classes.append(_typed_dict(name, about, bases, own))
-    values = [_typed_dict(f"{owner.__name__}Values", "", [], settings_of(owner)) for owner in owners]
+        classes.append(_typed_dict(name, about, [f"{group.__name__}Values" for group in groups], own))
     choices = {member for owner in owners for each in settings_of(owner) if each.is_choice for member in each.members}
     modules: dict[str, list[str]] = {}
     for member in sorted(choices, key=lambda each: (each.__module__, each.__name__)):
         modules.setdefault(member.__module__, []).append(member.__name__)
     imports = [f"from {module} import {', '.join(names)}" for module, names in modules.items()]
-    under = ["if TYPE_CHECKING:", *(f"    {line}" for line in imports), ""] if imports else []
-    return "\n".join([_TYPED, *under, *values, *classes])
+    return "\n".join([_TYPED, *imports, "", *values, *classes])
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    return {*inspect.signature(function).parameters}
 
 
 def formatted(text: str) -> str:
-    """Return Python source as ruff formats it."""
-    ruff = start_python(["-m", "ruff", "format", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    """Return the source of a stub as ruff formats it."""
+    ruff = start_python(
+        ["-m", "ruff", "format", "--stdin-filename", "typed.pyi", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     with ruff as process:
         return process.communicate(text.encode())[0].decode()
 
@@ -192,6 +206,7 @@ def formatted(text: str) -> str:
 def _typed_dict(name: str, about: str, bases: Sequence[str], settings: Sequence[Setting]) -> str:
     lines = [f"class {name}({', '.join(bases) or 'TypedDict'}, total=False):"]
     lines += [f'    """{about}"""', ""] if about else []
+    lines += [] if settings or about else ["    pass"]
     for each in settings:
         members = [member.__name__ for member in each.members] if each.is_choice else []
         more = "".join(f" | {name}" for name in (["Mapping[str, Any]", *members] if members else []))
@@ -262,7 +277,8 @@ def write(folder: Path, *, check: bool) -> list[str]:
         api: _with_tables(api, [methods_table()]),
         coming_from: _with_tables(coming_from, [foreign_table(each) for each in (*others().programs, others().short)]),
         fit_page: _with_tables(fit_page, [forms_table(folder)]),
-        folder / "ludic/operations/typed.py": formatted(typed()),
+        folder / "ludic/operations/typed.pyi": formatted(typed_stub()),
+        folder / "ludic/operations/methods.pyi": formatted(methods_stub()),
     }
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:

@@ -7,6 +7,7 @@ answered in one line, with exit code 2; a bad file raises ConfigError.
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, get_origin
 
@@ -14,6 +15,7 @@ from ludic.cli.commands import COMMANDS
 from ludic.config_files import read_config
 from ludic.errors import ConfigError, similar_names
 from ludic.flags import WrongUsageError, check_not_missing, exit_with, help_of, missing_text, read_flags
+from ludic.operations.operation import command_name
 from ludic.paths import local_path
 from ludic.settings import (
     MissingSettingsError,
@@ -29,6 +31,8 @@ from ludic.training.presets import algorithm_names, load_algorithm
 
 JSON = "json"
 """Setting of every command that prints a result."""
+_NO_RESULT = (None, "None", "pl.DataFrame")
+"""Return types of operations whose command has no --json: they print nothing, or rows in a format of their own."""
 
 _EXPERIMENT = {"groups_per_batch", "in_flight", "num_steps"}
 """A command with one of these settings reads experiment files: it skips settings that are for other commands."""
@@ -36,10 +40,18 @@ _EXPERIMENT = {"groups_per_batch", "in_flight", "num_steps"}
 
 def settings_of_command(operation: Callable[..., Any]) -> tuple[Setting, ...]:
     """Return the settings of an operation, and --json if it returns a result."""
-    table = settings_of(operation)
-    if JSON in {each.name for each in table} or inspect.signature(operation).return_annotation in (None, "None"):
+    table = tuple(
+        replace(each, default=defaults[each.name]) if each.name in (defaults := _defaults_of(operation)) else each
+        for each in settings_of(operation)
+    )
+    if JSON in {each.name for each in table} or inspect.signature(operation).return_annotation in _NO_RESULT:
         return table
     return (*table, *settings_of(_printing))
+
+
+def _defaults_of(operation: Callable[..., Any]) -> Mapping[str, Any]:
+    command = COMMANDS.get(command_name(operation))
+    return {} if command is None or command.operation is not operation else command.defaults
 
 
 def _printing(*, json: bool = False) -> None:
@@ -93,14 +105,14 @@ def exit_with_settings(operation: Callable[..., Any], error: SettingsError, prog
 def _read_file(path: Path, settings: Sequence[Setting], algorithm: str | None) -> dict[str, Any]:
     """Read a TOML or a JSON file's settings, without those that an experiment file holds for other commands.
 
-    `ludic create` takes the run's settings, `ludic train` the trainer's, `ludic worker` its own: one file serves all,
-    and holds what `ludic run` takes. algorithm: that of the flags.
+    `ludic train` takes the trainer's settings, `ludic worker` its own: one file serves all, and holds what `ludic run`
+    takes. algorithm: that of the flags.
     Raises ConfigError if the file can't be read, or holds an unknown setting or a value that does not fit one.
     """
     table = {each.name: each for each in settings if each.has_flag}
     of_others: dict[str, Setting] = {}
     if table.keys() & _EXPERIMENT:
-        of_others = {each.name: each for each in settings_of(COMMANDS["run"].load()) if each.has_flag}
+        of_others = {each.name: each for each in settings_of(COMMANDS["run"].operation) if each.has_flag}
     all_settings = {**of_others, **table}
     try:
         values = read_config(path, all_settings)

@@ -118,7 +118,7 @@ def teach_words(url: str, num_steps: int) -> None:
     console.print(f"[bold]{NUM_WORKERS} workers and a trainer, sharing nothing but {root.url}[/]")
     # New weights wait for the end of answers: in a step this model changes so much that answers whose weights change
     # under way teach it less.
-    ludic.Run(root).launch(demo_config(num_steps), swap="completion")
+    ludic.Run(root).run(demo_config(num_steps), swap="completion")
     _print_answers(console, root)
     _print_curve(console, root)
     _print_next(console, root)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Unpack
 from ludic.adapters.exports.exporting import ExportOptions
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, MissingRootError
-from ludic.settings import GroupSize, GroupsPerBatch, Seconds, SecondsOfADay, Shown, convert, operation
+from ludic.operations.operation import operation
+from ludic.settings import GroupSize, GroupsPerBatch, Seconds, SecondsOfADay, Shown, convert
 
 if TYPE_CHECKING:
     from ludic.adapters.exports.exporting import Exported, Format
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ludic.operations.typed import ExportSettings
 
 
-@operation(options=ExportOptions)
+@operation(group="Exchange", place=1, options=ExportOptions)
 def export(
     run: "Run",
     format: "Format",
@@ -42,7 +43,7 @@ def export(
     return export(run.root, chosen, fspath(out) if isinstance(out, PathLike) else out, track)
 
 
-@operation()
+@operation(group="Exchange", place=2)
 def import_(
     run: "Run | str",
     files: Annotated[str | PathLike[str] | Sequence[str | PathLike[str]], Shown("FILE", by_position=True)],

@@ -22,9 +22,10 @@ from ludic.defaults import EXAMPLE_IDS
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, LudicError, MissingRootError
 from ludic.launch.config import LaunchConfig, Start
+from ludic.operations.operation import operation
 from ludic.operations.start import Algorithm, RootUrl
 from ludic.run_config import RunConfig
-from ludic.settings import SettingsError, convert, flat, given, operation, refuse_unknown, settings_of, split
+from ludic.settings import SettingsError, convert, flat, given, refuse_unknown, settings_of, split
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -83,9 +84,7 @@ def _check_names(names: Iterable[str], algorithm: str | None) -> None:
 
 
 @_answering_names()
-@operation(
-    trains="ludic.fit", run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig
-)
+@operation(trains=True, run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
 def fit(
     *,
     algorithm: Algorithm,

@@ -56,7 +56,9 @@ def look_up(
         logger.warning("left out what can't be read: %s", ", ".join(broken))
         found = _look_up(connect(root, without=broken), root, part, addresses, kinds)
     if found.kind not in kinds:
-        raise UnknownIdError(f"{part!r} is a {found.kind}, wanted a {kinds[0]}; use Run.{found.kind} for it")
+        raise UnknownIdError(
+            f"{part!r} is a {found.kind}, wanted a {kinds[0]}; `ludic view {root.url} {part} --text` shows it"
+        )
     return found if look is None else replace(found, look=look)
 
 
