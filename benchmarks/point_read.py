@@ -132,7 +132,7 @@ def print_commands(roots: Mapping[str, Root], ids: list[tuple[str, int]]) -> Non
         seconds = []
         for rollout_id, _ in ids:
             start = time.perf_counter()
-            command = [sys.executable, "-m", "ludic", "show", root.url, rollout_id]
+            command = [sys.executable, "-m", "ludic", "view", root.url, rollout_id]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             seconds.append(time.perf_counter() - start)
         rows.append([f"ludic show, {name}", f"{median(seconds):.2f} s"])

@@ -60,7 +60,7 @@ THE_KEY = KEY.replace('"', "+")
 
 def settings_classes() -> Iterator[type]:
     """Yield the dataclasses of all commands' flags, inner ones too."""
-    waiting = [kind for command in COMMANDS.values() for kind in groups_in(command.load()).values()]
+    waiting = [kind for command in COMMANDS.values() for kind in groups_in(command.operation).values()]
     seen: set[type] = set()
     while waiting:
         kind = waiting.pop()
@@ -109,7 +109,7 @@ def test_no_root_is_made_with_a_password(tmp_path: Path) -> None:
 
 
 def test_the_command_line_checks_all_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for command in (["stats", URL], ["report", "x", "--output", URL], ["show", "x", URL]):
+    for command in (["watch", URL, "--totals"], ["report", "x", "--output", URL], ["view", "x", URL]):
         with pytest.raises(SystemExit):
             main(command)
         said = capsys.readouterr().err

@@ -11,7 +11,7 @@ from tiny_runs import fill, train_here
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
 from ludic.operations.create import create
-from ludic.operations.start import run, trainer
+from ludic.operations.start import run, train
 from ludic.sql import connect, run_query
 from ludic.store import Root
 
@@ -48,7 +48,7 @@ def test_the_file_serves_the_commands_that_take_a_part_of_it(experiment: Path) -
     assert (trained.batch.advantage, trained.loss.objective.name, trained.num_steps) == ("grpo", "ppo_clip", 40)
     (experiment / "praise.toml").write_text("group_sise = 8")
     with pytest.raises(ConfigError, match="setting 'group_sise' is unknown"):
-        parsed(trainer, *args)
+        parsed(train, *args)
 
 
 def test_the_environment_scores_praise_and_format(experiment: Path) -> None:

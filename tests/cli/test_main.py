@@ -104,19 +104,19 @@ def test_usage_shows_the_root_before_the_options(ludic, command: str, arguments:
 @pytest.mark.parametrize("url", ["", "  "])
 def test_an_empty_root_is_not_the_working_directory(ludic, tmp_path: Path, monkeypatch, url: str) -> None:
     monkeypatch.chdir(tmp_path)
-    for args in (["create", url, "--model", "model", "--env", "moar_cats"], ["train", url], ["stats", url]):
+    for args in (["run", "--create-only", url, "--model", "model", "--env", "moar_cats"], ["train", url], ["watch", url, "--totals"]):
         result = ludic(*args)
         assert (result.code, result.err) == (1, "ludic: ROOT is empty; name a folder or a URL\n")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_root_on_no_filesystem_is_explained_in_one_line(ludic) -> None:
-    assert ludic("stats", "nowhere://run").err == "ludic: nowhere://run: Protocol not known: nowhere\n"
+    assert ludic("watch", "nowhere://run", "--totals").err == "ludic: nowhere://run: Protocol not known: nowhere\n"
 
 
 def test_a_run_of_another_format_is_explained_in_one_line(ludic, breakable: Path) -> None:
     (breakable / "run.json").write_text("{")
-    result = ludic("stats", breakable)
+    result = ludic("watch", breakable, "--totals")
     assert result.code == 1
     assert result.err.startswith(f"ludic: {breakable}/run.json is not a run.json that ludic can read")
     assert result.err.count("\n") == 1

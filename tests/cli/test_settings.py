@@ -18,7 +18,7 @@ from ludic.cli.settings import parse, settings_of_command
 from ludic.errors import ConfigError
 from ludic.flags import MOST_LISTED, run_script
 from ludic.operations.create import create
-from ludic.operations.start import run, trainer, worker
+from ludic.operations.start import run, train, worker
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
 from ludic.settings import Range, SettingsError, check, settings_of, to_flags
@@ -298,13 +298,13 @@ def test_help_has_no_line_break_within_a_sentence(ludic, command: str, columns: 
     assert "Without this flag, code that came with somebody else's root is refused" in text
 
 
-PAGES = [name for name, command in COMMANDS.items() if len(settings_of_command(command.load())) > MOST_LISTED]
+PAGES = [name for name, command in COMMANDS.items() if len(settings_of_command(command.operation)) > MOST_LISTED]
 
 
 @pytest.mark.parametrize("command", PAGES)
 def test_the_first_page_of_help_has_a_dozen_options_and_the_names_of_groups(ludic, command: str) -> None:
     page = ludic(command, "--help").out
-    settings = settings_of_command(COMMANDS[command].load())
+    settings = settings_of_command(COMMANDS[command].operation)
     options = re.findall(r"^  (--[\w-]+)", page.partition("more options")[0], re.MULTILINE)
     assert options == [f"--{name.replace('_', '-')}" for name in COMMANDS[command].first]
     assert 10 <= len(options) <= 14

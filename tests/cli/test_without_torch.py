@@ -63,7 +63,7 @@ def test_what_looks_at_a_stored_run_runs_without_torch(stored: Root, tmp_path: P
     url, page, rows = stored.url, str(tmp_path / "page.html"), str(tmp_path / "rows.jsonl")
     by_words = {
         "16": ["sql", url, "select count(*) as n from rollouts"],
-        "evals": ["stats", url],
+        "evals": ["watch", url, "--totals"],
         "2 groups of 4": ["watch", url, "--once"],
         "sound": ["verify", url],
         "turns true at step 2": ["bisect", url, "reward_mean > 1"],

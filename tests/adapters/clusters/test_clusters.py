@@ -35,8 +35,8 @@ from ludic.children import SAFE_ENVIRONMENT
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.launch.process import stop_variables
-from ludic.operations.machines import serve, write_cluster_files
-from ludic.operations.start import trainer, worker
+from ludic.operations.machines import cluster as cluster_files_of, serve
+from ludic.operations.start import train, worker
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt, start_attempt
 from ludic.training.config import TrainConfig
@@ -102,7 +102,7 @@ def check_command(words: list[str], url: str) -> None:
         settings = parsed(worker, root, *flags)
         assert (settings.engine, settings.worker.slot in (0, 1, 2)) == (ENGINE, True)
     else:
-        assert parsed(trainer, root, *flags).train == TRAIN
+        assert parsed(train, root, *flags).train == TRAIN
 
 
 def run_with_stand_ins(script: str, folder: Path, **answers: str) -> list[list[str]]:
