@@ -91,7 +91,7 @@ def commands(url: str, model: str, ids: Mapping[str, str], folder: Path) -> dict
         "turns true at step 2": ["bisect", url, "reward_mean > 1"],
         "The same as the ledger, bit for bit, in 2 steps.": ["what-if", url],
         "largest_differences": ["what-if", url, "--advantage", "grpo", "--json"],
-        "paired on the same examples": ["eval", "compare", f"{url}@0", f"{url}@1"],
+        "paired on the same examples": ["compare", f"{url}@0", f"{url}@1"],
         "page.html": ["report", url, "--output", page],
         "rows.jsonl": ["export", url, "--format", "jsonl", "--out", rows],
         "2 rollouts in 1 group": ["import", url, answers, "--from", "jsonl", "--env", "talk"],
@@ -135,8 +135,8 @@ def print_heavy(url: str, folder: str) -> None:
     answers = {"model": "m", "dataset": [], "reward": len, "root": f"{folder}/begun"}
     calls = {
         "ludic.fit: ": lambda: ludic.grpo(**answers),
-        "Run.train: ": lambda: ludic.open(url).train(),
-        "Run.work: ": lambda: ludic.open(url).worker(1),
+        "ludic train: ": lambda: ludic.open(url).train(),
+        "ludic worker: ": lambda: ludic.open(url).worker(1),
         "": lambda: ludic.trl,
     }
     said = {}

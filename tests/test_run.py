@@ -97,8 +97,9 @@ def test_sql_gives_a_frame_and_takes_values(run: ludic.Run) -> None:
 
 
 @pytest.mark.slow
-def test_sql_gives_a_stream_and_reads_several_runs(run: ludic.Run, own: ludic.Run) -> None:
-    with run.sql_stream("select range as a from range(25000)") as batches:
+def test_a_connection_gives_a_stream_and_sql_reads_several_runs(run: ludic.Run, own: ludic.Run) -> None:
+    with ludic.connect(run.url) as con:
+        batches = con.sql("select range as a from range(25000)").to_arrow_reader(10_000)
         assert [batch.num_rows for batch in batches] == [10_000, 10_000, 5_000]
     assert run.sql("select count(*) from rollouts", also=[own.url]).item() == 16
 
@@ -140,13 +141,12 @@ def test_a_group_holds_its_rollouts_in_order(run: ludic.Run, batch: RolloutBatch
 
 
 @pytest.mark.slow
-def test_a_rollout_is_no_group_and_an_unknown_id_is_neither(run: ludic.Run, batch: RolloutBatch) -> None:
+def test_a_group_is_no_rollout_and_an_unknown_id_is_neither(run: ludic.Run, batch: RolloutBatch) -> None:
     first = batch.groups[0].rollouts[0]
-    with pytest.raises(UnknownIdError, match=r"is a rollout, wanted a group; use Run\.rollout for it"):
-        run.view(first.rollout_id, text=True)
-    for find in (run.rollout, run.group, run.show):
-        with pytest.raises(UnknownIdError, match="has no rollout or group 'nothing'"):
-            find("nothing")
+    with pytest.raises(UnknownIdError, match=r"is a group, wanted a rollout; `ludic view .* --text` shows it"):
+        run.label(first.group_id, 1)
+    with pytest.raises(UnknownIdError, match="has no rollout or group 'nothing'"):
+        run.view("nothing", text=True)
     assert [run.view(id_, text=True).kind for id_ in (first.rollout_id, first.group_id)] == ["rollout", "group"]
 
 

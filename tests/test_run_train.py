@@ -105,7 +105,7 @@ def test_a_config_gives_all_settings(own: ludic.Run) -> None:
         run.train(config, num_steps=3)
 
 
-@pytest.mark.parametrize("start", ["train", "launch"])
+@pytest.mark.parametrize("start", ["train", "run"])
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("learning_rat", "did you mean 'learning_rate'?"), ("zzz", "docs/settings.md and `--help all` list them")],

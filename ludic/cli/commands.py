@@ -1,6 +1,7 @@
 """The commands of `ludic`: the operations that have a group, of all modules of ludic.operations, and the demo."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import get_args
 
 from ludic.operations import import_operations
@@ -27,3 +28,4 @@ def groups() -> Mapping[Group, Mapping[str, Command]]:
 
 
 import_operations()
+import_module("ludic.demos.demo")

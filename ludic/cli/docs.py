@@ -163,7 +163,8 @@ def typed_stub() -> str:
     dictionaries of the other operations, and not in that of the dataclass.
     """
     of_commands = [command.operation for command in COMMANDS.values()]
-    operations: set[Callable[..., Any]] = {inspect.unwrap(each) for each in (create, fit, *of_commands)}
+    calls: list[Callable[..., Any]] = [create, fit, *of_commands]
+    operations = {inspect.unwrap(each) for each in calls}
     operations |= {*methods().values()}
     with_settings = sorted((each for each in operations if groups_of(each)), key=lambda each: each.__name__)
     owners = {owner: None for each in with_settings for owner in groups_of(each).values()}

@@ -131,7 +131,7 @@ def test_no_job_file_holds_a_secret(system: Any, tmp_path: Path, monkeypatch: py
     train, cluster = TrainConfig.of(num_steps=3), SYSTEMS[system]
     for engine in ({"engine_options": {"hf_token": "hf_1"}}, {"engine_options": {"inner": {"api_key": "1"}}}):
         with pytest.raises(
-            ConfigError, match=r"(hf_token|api_key) is or holds a secret, and `ludic launch` writes none"
+            ConfigError, match=r"(hf_token|api_key) is or holds a secret, and `ludic cluster` writes none"
         ):
             cluster_files(root, system, train, EngineConfig(engine="vllm", **engine), cluster)
     if system != "kubernetes":

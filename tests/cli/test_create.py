@@ -1,4 +1,4 @@
-"""`ludic create`: a root for workers and trainers elsewhere, and nothing started."""
+"""`ludic run --create-only`: a root for workers and trainers elsewhere, and nothing started."""
 
 import json
 from pathlib import Path

@@ -11,7 +11,7 @@ import pytest
 from ludic.cli.main import COMMANDS, fail
 from ludic.store import Root
 
-READ_ONLY = {"sql": ["select 1"], "stats": [], "show": ["x"], "verify": []}
+READ_ONLY = {"sql": ["select 1"], "watch": ["--totals"], "view": ["x", "--text"], "verify": []}
 
 # Runs commands one after the other, and prints of each the slow packages that are imported by then, as JSON in the
 # last line of stderr.
@@ -46,9 +46,9 @@ def test_every_command_explains_itself(ludic, command: str) -> None:
 
 
 def test_a_misspelt_command_is_wrong_usage_and_gets_a_hint(ludic) -> None:
-    result = ludic("stat", "somewhere")
+    result = ludic("wach", "somewhere")
     assert (result.code, result.out) == (2, "")
-    assert result.err == "ludic: there is no command 'stat'; did you mean `ludic stats`?\n"
+    assert result.err == "ludic: there is no command 'wach'; did you mean `ludic watch`?\n"
 
 
 def test_a_command_like_no_other_points_to_the_help(ludic) -> None:
@@ -104,7 +104,11 @@ def test_usage_shows_the_root_before_the_options(ludic, command: str, arguments:
 @pytest.mark.parametrize("url", ["", "  "])
 def test_an_empty_root_is_not_the_working_directory(ludic, tmp_path: Path, monkeypatch, url: str) -> None:
     monkeypatch.chdir(tmp_path)
-    for args in (["run", "--create-only", url, "--model", "model", "--env", "moar_cats"], ["train", url], ["watch", url, "--totals"]):
+    for args in (
+        ["run", "--create-only", url, "--model", "model", "--env", "moar_cats"],
+        ["train", url],
+        ["watch", url, "--totals"],
+    ):
         result = ludic(*args)
         assert (result.code, result.err) == (1, "ludic: ROOT is empty; name a folder or a URL\n")
     assert list(tmp_path.iterdir()) == []

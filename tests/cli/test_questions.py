@@ -93,7 +93,17 @@ def test_another_scorer_needs_to_be_asked_for(ludic, root, folder):
 def test_a_scorer_that_is_not_there_ends_the_creation_before_it_begins(ludic, folder, model_folder):
     (folder / "score.py").unlink()
     options = json.dumps({NAME: OPTIONS})
-    result = ludic("run", "--create-only", str(folder / "new"), "--model", str(model_folder), "--env", NAME, "--env-options", options)
+    result = ludic(
+        "run",
+        "--create-only",
+        str(folder / "new"),
+        "--model",
+        str(model_folder),
+        "--env",
+        NAME,
+        "--env-options",
+        options,
+    )
     assert result.code == 1
     assert "there is no file" in result.err
     assert not (folder / "new").exists()

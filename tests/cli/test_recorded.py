@@ -183,7 +183,7 @@ def test_evaluations_of_the_trainer_are_compared(ludic, copied: Path) -> None:
                 for number in range(8)
             ]
             recorder.append([[answer] for answer in answers])
-    found = json.loads(ludic("eval", "compare", f"{copied}@0", f"{copied}@{NUM_STEPS}", "--json").out)
+    found = json.loads(ludic("compare", f"{copied}@0", f"{copied}@{NUM_STEPS}", "--json").out)
     compared = found["differences"]
     assert [(each["estimate_a"], each["estimate_b"], each["difference"]) for each in compared] == [(0.25, 0.75, 0.5)]
 
@@ -213,7 +213,7 @@ def test_bisect_claims_nothing_of_steps_that_it_did_not_look_at(ludic, recorded:
         (["cut", "--step", "5", "bug"], f"{TRAINER} trained attempt 1, and only ludic's own steps can be replayed"),
         (["sample", "--prompt", "why"], "records another program's run, so no weights are in it"),
         (["eval"], "stands for that of a recorded run"),
-        (["eval", "compare", "@1", "@2"], f"has no evaluation; record those of {TRAINER}, as rows of purpose eval"),
+        (["compare", "@1", "@2"], f"has no evaluation; record those of {TRAINER}, as rows of purpose eval"),
         (["export", "--format", "hf", "--out", "weights"], "has no weights of any version"),
     ],
     ids=" ".join,

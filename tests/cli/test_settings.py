@@ -17,7 +17,6 @@ from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import parse, settings_of_command
 from ludic.errors import ConfigError
 from ludic.flags import MOST_LISTED, run_script
-from ludic.operations.create import create
 from ludic.operations.start import run, train, worker
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
@@ -181,7 +180,7 @@ def test_none_and_a_single_value_of_a_list_fit(tmp_path: Path) -> None:
     assert (nested.max_lag, nested.filters, nested.learning_rate) == (None, ("a",), 1.0)
 
 
-@pytest.mark.parametrize("command", ["create", "worker", "train", "run"])
+@pytest.mark.parametrize("command", ["worker", "train", "run"])
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -209,7 +208,7 @@ def test_a_worker_takes_its_own_of_an_experiment(tmp_path: Path) -> None:
     assert parsed_of(worker, "here", "--config", str(path)).worker.in_flight == 3
 
 
-@pytest.mark.parametrize("operation", [create, worker, trainer, run])
+@pytest.mark.parametrize("operation", [worker, train, run])
 def test_a_file_for_ludic_run_serves_the_commands_that_take_a_part_of_it(operation: Any, tmp_path: Path) -> None:
     path = tmp_path / "experiment.toml"
     settings = 'env = ["moar_cats"]\nmodel = "m"\neval_every = 20\nlocal_workers = 2\nengine = "vllm"\n'
@@ -548,7 +547,7 @@ def test_an_objective_is_spelled_in_many_ways_that_mean_the_same(tmp_path: Path)
 def test_a_table_of_an_objective_serves_all_commands(tmp_path: Path) -> None:
     path = tmp_path / "experiment.toml"
     path.write_text(f'model = "m"\nenv = ["addition"]\n{SPELLINGS["table.toml"]}')
-    assert parsed_of(create, "here", "--config", str(path)).run.model == "m"
+    assert parsed_of(run, "here", "--config", str(path)).run.model == "m"
 
 
 @pytest.mark.parametrize(

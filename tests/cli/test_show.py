@@ -1,4 +1,4 @@
-"""`ludic show`: a rollout or a group by its id, or by a part of it."""
+"""`ludic view --text`: a rollout or a group by its id, or by a part of it."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""`ludic stats`: what is in a root."""
+"""`ludic watch --totals`: what is in a root."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`Run.evaluate` over a tiny model: what it stores, that it goes on where it was interrupted, and what it refuses."""
+"""`Run.eval` over a tiny model: what it stores, that it goes on where it was interrupted, and what it refuses."""
 
 import logging
 import shutil

@@ -1,4 +1,4 @@
-"""Settings of `ludic launch`. Imports nothing slow, so that `--help` answers at once."""
+"""Settings of `ludic cluster`. Imports nothing slow, so that `--help` answers at once."""
 
 import re
 from dataclasses import dataclass, fields

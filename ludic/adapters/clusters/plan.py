@@ -134,7 +134,7 @@ def make_plan(
     """Plan a run's processes. Raises ConfigError if the settings do not fit the system or the run."""
     cluster.check_for(system)
     if config.batch.is_stored:
-        raise ConfigError("`ludic launch` starts workers, which offline training and replays do not use")
+        raise ConfigError("`ludic cluster` starts workers, which offline training and replays do not use")
     if root.is_local and system != "slurm":
         raise ConfigError(f"{root.url} is a folder, which machines of {system} do not see; create the run in a bucket")
     if cluster.serve and engine.engine not in (ENGINE, "vllm"):
@@ -143,7 +143,7 @@ def make_plan(
     secrets = list(secrets_of({**asdict(engine), **config.flat(), "setup": shell, "variable": [cluster.variables]}))
     if secrets:
         raise ConfigError(
-            f"{secrets[0]} is or holds a secret, and `ludic launch` writes none into a file; leave it out, and set an "
+            f"{secrets[0]} is or holds a secret, and `ludic cluster` writes none into a file; leave it out, and set an "
             "environment variable where the processes run"
         )
     of_server = {"tensor_parallel", "gpu_memory", "engine_options", "engine"} if cluster.serve else set()

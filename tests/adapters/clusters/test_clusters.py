@@ -1,4 +1,4 @@
-"""What `ludic launch` writes: Bash and the tools' own schemas accept it, and its commands are ones that ludic has.
+"""What `ludic cluster` writes: Bash and the tools' own schemas accept it, and its commands are ones that ludic has.
 
 The scripts run here with stand-ins for Slurm's commands, which note how they were called.
 """
@@ -35,7 +35,7 @@ from ludic.children import SAFE_ENVIRONMENT
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.launch.process import stop_variables
-from ludic.operations.machines import cluster as cluster_files_of, serve
+from ludic.operations import machines
 from ludic.operations.start import train, worker
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt, start_attempt
@@ -410,7 +410,7 @@ def test_a_server_runs_beside_each_worker_and_has_the_options_of_vllm(root: Root
         plan = make_plan(root, "slurm", TRAIN, ENGINE, replace(SLURM, serve=True))
         text = "\n".join(write(replace(plan, cluster=replace(cluster, serve=True))).values())
         assert "serve" in text
-    assert parsed(serve, root.url, "--port", "8000", *plan.serve_flags).serve.tensor_parallel == 2
+    assert parsed(machines.serve, root.url, "--port", "8000", *plan.serve_flags).serve.tensor_parallel == 2
     settings = parsed(worker, root.url, *shlex.split(plan.worker_command("1"))[3:])
     assert (settings.engine.engine, settings.engine.server_url) == ("server", ("http://127.0.0.1:8000",))
     assert settings.engine.tensor_parallel == 1
@@ -456,7 +456,7 @@ def test_a_trainer_elsewhere_goes_over_to_another_objective(root: Root) -> None:
 
 @pytest.mark.slow
 def test_the_command_writes_files_once_and_says_what_starts_them(root: Root, tmp_path: Path) -> None:
-    args = ["launch", "slurm", root.url, "--out", "jobs", "--workers", "2"]
+    args = ["cluster", root.url, "slurm", "--out", "jobs", "--workers", "2"]
     said = forks.ludic(*args, "--num-steps", "7", folder=tmp_path)
     assert said.returncode == 0, said.stderr
     names = sorted(path.name for path in (tmp_path / "jobs").iterdir())
@@ -469,6 +469,6 @@ def test_the_command_writes_files_once_and_says_what_starts_them(root: Root, tmp
 
 def test_the_flags_of_the_command_are_the_settings(root: Root) -> None:
     flags = ["--image", "me/ludic:1", "--num-steps", "9", "--tensor-parallel", "2", "--algorithm", "dapo"]
-    settings = parsed(write_cluster_files, "kubernetes", root.url, *flags)
+    settings = parsed(machines.cluster, root.url, "kubernetes", *flags)
     assert (settings.system, settings.root, settings.cluster.image) == ("kubernetes", root.url, "me/ludic:1")
     assert (settings.train.num_steps, settings.engine.tensor_parallel, settings.algorithm) == (9, 2, "dapo")

@@ -1,4 +1,4 @@
-"""Evaluations as logs of inspect_ai: its own readers open them and find the numbers of `run.evaluation`."""
+"""Evaluations as logs of inspect_ai: its own readers open them and find the numbers of `run.eval`."""
 
 import itertools
 import math
