@@ -272,11 +272,11 @@ _WIDEST = 120
 _KINDS: Mapping[Any, str] = {str: "TEXT", int: "INT", float: "FLOAT", Path: "PATH"}
 
 
-def help_of(table: Collection[Setting], topic: str, program: str, description: str, first: Collection[str] = ()) -> str:
+def help_of(table: Collection[Setting], topic: str, program: str, description: str) -> str:
     """Return the help of a command.
 
-    topic: a group, a setting, "all", or "" for the first page.
-    first: settings of the first page, if there are many. Raises WrongUsageError for an unknown topic.
+    topic: a group, a setting, "all", or "" for the first page, which has the settings with that role if there are many.
+    Raises WrongUsageError for an unknown topic.
     """
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     positions = [each for each in table if each.by_position]
@@ -297,7 +297,7 @@ def help_of(table: Collection[Setting], topic: str, program: str, description: s
         lines += [""] if positions else []
         is_short = topic == "" and len(options) > MOST_LISTED
         if is_short:
-            lines += _first_page(options, groups, program, first, width)
+            lines += _first_page(options, groups, program, width)
         else:
             for name, settings in groups.items():
                 lines += _section(_title(name, settings), settings, width)
@@ -313,18 +313,16 @@ def _first_page(
     options: Sequence[Setting],
     groups: Mapping[str, Sequence[Setting]],
     program: str,
-    first: Collection[str],
     width: int,
 ) -> Iterator[str]:
     """Yield the options that most calls need, and what the groups are about."""
-    by_name = {each.name: each for each in options}
-    yield from _section("first options:", [by_name[name] for name in first], width)
+    yield from _section("first options:", first_options(options), width)
     yield "more options, in groups:"
     for name, settings in groups.items():
         if name:
             yield from _entry(f"--help {name}", f"{about(settings)} ({len(settings)})", width)
         else:
-            named = ", ".join(each.flag for each in settings if each.name not in first)
+            named = ", ".join(each.flag for each in settings if not each.role.first_page)
             yield from _entry("others", named, width) if named else ()
     yield ""
     yield from textwrap.wrap(
@@ -332,6 +330,11 @@ def _first_page(
         f"`{program} --help {ALL}` lists all {len(options)}.",
         width,
     )
+
+
+def first_options(options: Sequence[Setting]) -> list[Setting]:
+    """Return the options of the first page: the run's before the trainer's, as a table of settings has them."""
+    return [each for each in options if each.role.first_page]
 
 
 def _usage(program: str, positions: Sequence[Setting]) -> str:

@@ -13,7 +13,7 @@ from ludic.errors import ConfigError, SchemaError
 from ludic.records import new_id
 from ludic.run_config import RunConfig
 from ludic.schema import SCHEMA_VERSION
-from ludic.settings import check_urls
+from ludic.settings import check_urls, settings_of
 from ludic.store.attempts import other_trainer_of
 from ludic.store.catalogue import RUN
 from ludic.store.code import copy_code, keep_files
@@ -25,8 +25,6 @@ from ludic.user_files import NO_FILES
 
 _FIRST_WITH_STEPS = 2
 """Minor version of the schema from which on episodes may have several steps; those of earlier runs have one."""
-_LEFT_OUT = ("extra_columns", "float32_head", "keep_experts", "longrope")
-"""Settings that run.json lacks where they are off, so that a ludic that does not know them can open the run."""
 
 
 def run_of(root: Root) -> RunConfig:
@@ -65,11 +63,9 @@ def from_json(data: bytes, where: str) -> RunConfig:
 def to_json(run: RunConfig, run_id: str, example_ids: ExampleIds = EXAMPLE_IDS[0]) -> bytes:
     """Return the content of run.json. Raises ConfigError if JSON can't hold an option."""
     values = asdict(run)
-    for name in _LEFT_OUT:
-        if not values[name]:
-            del values[name]
-    if values["keep_sampling_mask"] is None:
-        del values["keep_sampling_mask"]
+    for each in settings_of(RunConfig):
+        if each.role.stored_if_set and values[each.name] == each.default:
+            del values[each.name]
     return content_of(values, run_id, example_ids)
 
 

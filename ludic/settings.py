@@ -4,7 +4,8 @@
     \"""Peak learning rate of AdamW.\"""
 
 Such a field is a flag with its help, a key of a TOML or JSON file, and an argument in Python; each refuses a bad value
-in the same words. So is a parameter of a function, whose help is in the Args of its docstring. Raises ConfigError.
+in the same words. So is a parameter of a function, whose help is in the Args of its docstring. `make format` copies the
+texts below fields into ludic/setting_texts.json, which --help reads. Raises ConfigError.
 Imports nothing slow, since `ludic COMMAND --help` reads the table.
 
 A field may also be a dataclass, whose settings it adds, or a choice between dataclasses:
@@ -16,21 +17,19 @@ settings of all members. A file may hold them as a table: `[objective]` with `na
 
 And a field may be settings of another dataclass, overridden, each None unless given:
 
-    run: Annotated[Mapping[str, Any], Overrides(RunConfig, ("temperature", "top_p"), "None is the run's.")]
+    run: Annotated[Mapping[str, Any], Overrides(RunConfig, "of_sampling", "None is the run's.")]
 
+What else a setting is, such as whether a first page of --help shows it, is its `Role`, which stands on its field too.
 Ranges are far above any sensible value, and below the values that overflow a column, a wait or a machine.
 """
 
-import ast
-import builtins
 import inspect
 import json
-import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
-from itertools import pairwise
+from importlib import resources
 from types import NoneType, UnionType
 from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -52,6 +51,7 @@ from ludic.values import (
     texts,
 )
 from ludic.values import Range as Range
+from ludic.values import Role as Role
 
 S = TypeVar("S")
 
@@ -72,9 +72,25 @@ class Overrides:
 
     owner: Any
     """Dataclass with the settings: their types, ranges and texts."""
-    names: tuple[str, ...]
+    role: str
+    """Role of those settings, a field of `Role`."""
     none: str
     """Sentence that says what a setting is that is not given, such as "None is the run's."."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhenNone:
+    """What None means, where an override's None means another thing: `WhenNone("samples from all")`."""
+
+    words: str
+    """End of a sentence that begins with None, without a full stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromFlag:
+    """Type that a flag gives a parameter of an operation that takes more in Python: `FromFlag(EngineConfig)`."""
+
+    kind: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +156,8 @@ class Setting:
     """Dataclasses of a choice: all of them if this is the choice's name, else those that have this setting."""
     note: str = ""
     """Sentence that follows the text below the field."""
+    of_choice: Role | None = None
+    """Role of the choice that has the owner as a member."""
 
     @property
     def name(self) -> str:
@@ -153,17 +171,22 @@ class Setting:
     @property
     def help(self) -> str:
         """Text below the field, as one line."""
-        helps = _helps(self.owner)
+        helps = texts_of(self.owner)
         if self.field == "root":
             return helps.get("root") or helps.get(RUN) or "Folder or URL of the run."
-        text = helps.get(self.field, "")
-        text = _ABOUT_NONE.sub(".", text) if self.is_override else text
-        return f"{text} {self.note}".strip()
+        of_none = next((each.words for each in annotations(self.kind) if isinstance(each, WhenNone)), "")
+        about_none = f"None {of_none}." if of_none and not self.is_override else ""
+        return " ".join(filter(None, (helps.get(self.field), about_none, self.note)))
 
     @property
     def group(self) -> str:
         """Name of the innermost field that holds the setting's dataclass; "" for settings of the outermost one."""
         return self.path[-1] if self.path else ""
+
+    @property
+    def role(self) -> Role:
+        own = next((each for each in annotations(self.kind) if isinstance(each, Role)), None)
+        return own or self.of_choice or _NO_ROLE
 
     @property
     def shown(self) -> Shown | None:
@@ -251,6 +274,14 @@ class Setting:
         return found
 
 
+_NO_ROLE = Role()
+
+
+def names_of(owner: Any, role: str) -> tuple[str, ...]:
+    """Return the names of a dataclass's settings with a role, a field of `Role` that is true, in their order."""
+    return tuple(each.name for each in settings_of(owner) if getattr(each.role, role))
+
+
 def settings_of(owner: Any) -> tuple[Setting, ...]:
     """Return all settings of a dataclass, with those of the dataclasses in it; or those of a function.
 
@@ -282,15 +313,15 @@ def _settings_of(owner: Any, path: tuple[str, ...]) -> tuple[Setting, ...]:
 
 def _members(kind: Any) -> tuple[Any, ...]:
     """Return the dataclasses of a choice; () for another type."""
-    inner = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
-    return inner if all(isinstance(each, type) and is_dataclass(each) for each in inner) else ()
+    inner = plain_kinds(kind)
+    return inner if len(inner) > 1 and all(isinstance(each, type) and is_dataclass(each) for each in inner) else ()
 
 
 def _settings_of_choice(choice: Setting) -> Iterator[Setting]:
     """Yield the setting that names the member, and those of all members."""
     names = [each.name for each in choice.members]
     default = choice.default if choice.default is MISSING else choice.default.name
-    yield replace(choice, kind=Literal[*names], default=default)
+    yield replace(choice, kind=Annotated[Literal[*names], choice.role], default=default)
     having: dict[str, list[Setting]] = {}
     for member in choice.members:
         for each in settings_of(member):
@@ -299,17 +330,21 @@ def _settings_of_choice(choice: Setting) -> Iterator[Setting]:
         assert all((each.kind, each.default) == (first.kind, first.default) for each in others), f"one {first.name}"
         members = tuple(each.owner for each in (first, *others))
         note = _of_members([each.name for each in members], names)
-        yield replace(first, path=choice.path, within=choice.field, members=members, note=note)
+        yield replace(first, path=choice.path, within=choice.field, members=members, note=note, of_choice=choice.role)
 
 
 def _overridden_settings(overrides: Overrides, path: tuple[str, ...], field: str) -> Iterator[Setting]:
-    table = {each.name: each for each in settings_of(overrides.owner)}
-    for each in (table[name] for name in overrides.names):
-        yield replace(each, kind=each.kind | None, default=None, path=path, within=field, note=overrides.none)
-
-
-_ABOUT_NONE = re.compile(r"[.;] None [^.]*\.")
-"""Matches what a text says about None, which means something else in overrides."""
+    for each in settings_of(overrides.owner):
+        if not getattr(each.role, overrides.role):
+            continue
+        yield replace(
+            each,
+            kind=each.kind if each.is_optional else each.kind | None,
+            default=None,
+            path=path,
+            within=field,
+            note=overrides.none,
+        )
 
 
 def _of_members(having: Sequence[str], names: Sequence[str]) -> str:
@@ -333,8 +368,10 @@ def _settings_of_function(function: Any) -> tuple[Setting, ...]:
         if name == RUN and not takes_a_root(function):
             continue
         if name == RUN:
-            has_words = any(isinstance(each, Shown) for each in annotations(kind))
-            found.append(Setting("root", kind if has_words else ROOT, MISSING, function))
+            words = [
+                each for each in annotations(inspect.unwrap(function).__annotations__[RUN]) if isinstance(each, Shown)
+            ]
+            found.append(Setting("root", Annotated[str, words[0]] if words else ROOT, MISSING, function))
         elif kind is None or name in names or parameter.kind is parameter.VAR_KEYWORD:
             continue
         elif isinstance(kind, type) and is_dataclass(kind):
@@ -348,8 +385,7 @@ def _settings_of_function(function: Any) -> tuple[Setting, ...]:
 
 def takes_a_root(function: Any) -> bool:
     """Return whether a function needs a run; False if it has no such parameter, or `run` may be None."""
-    has_run = RUN in inspect.signature(function).parameters
-    return has_run and NoneType not in get_args(_hint(function, RUN))
+    return RUN in inspect.signature(function).parameters and NoneType not in plain_kinds(_hint(function, RUN))
 
 
 def opens_its_root(function: Any) -> bool:
@@ -380,36 +416,27 @@ ROOT = Annotated[str, Shown("ROOT", by_position=True)]
 """Type of a run's folder or URL, a positional argument."""
 
 
-class _NoSetting:
-    """Stands for a type that no flag can give, such as one that is imported for type checkers only."""
-
-    def __class_getitem__(cls, item: Any) -> type:
-        return cls
-
-
-class _Names(dict[str, Any]):
-    """The names of a module, for its annotations; a name that is not imported is no setting."""
-
-    def __missing__(self, name: str) -> Any:
-        return getattr(builtins, name, _NoSetting)
-
-
 def _hint(function: Any, name: str) -> Any:
-    """Return the annotation of a parameter."""
-    function = inspect.unwrap(function)
-    hint = function.__annotations__.get(name, _NoSetting)
-    while isinstance(hint, str):
-        hint = eval(hint, {}, _Names(function.__globals__))
+    """Return the annotation of a parameter; of one in quotes, which names types for type checkers, its scalars."""
+    hint = inspect.unwrap(function).__annotations__.get(name)
     if get_origin(hint) is Annotated and isinstance(get_args(hint)[0], ForwardRef):
-        inner, *annotations = get_args(hint)
-        inner = eval(inner.__forward_arg__, {}, _Names(function.__globals__))
-        return Annotated[(inner, *annotations)]
-    return hint
+        inner, *others = get_args(hint)
+        return Annotated[(_quoted(inner.__forward_arg__), *others)]
+    return _quoted(hint) if isinstance(hint, str) else hint
+
+
+def _quoted(text: str) -> Any:
+    """Return str | None for "Path | str | None"; None without a scalar."""
+    named = {kind.__name__: kind for kind in SCALARS} | {"None": NoneType}
+    kinds = tuple(named[each] for each in text.split(" | ") if each in named)
+    return Union[kinds] if {*kinds} - {NoneType} else None  # noqa: UP007
 
 
 def _kind_of(function: Any, name: str) -> Any:
     """Return the type that a flag gives a parameter; None if no flag can."""
-    return _settable(_hint(function, name))
+    hint = _hint(function, name)
+    given = [each.kind for each in annotations(hint) if isinstance(each, FromFlag)]
+    return given[0] if given else _settable(hint)
 
 
 def _settable(kind: Any) -> Any:
@@ -466,19 +493,30 @@ def _default(field: Any) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
+TEXTS = "setting_texts.json"
+"""File of the package with the texts below the fields of dataclasses, by the names of both; `make format` writes it."""
+
+
 @cache
-def _helps(owner: Any) -> dict[str, str]:
-    """Return the text below each field of a dataclass and of its bases, or the Args of a function's docstring."""
+def texts_of(owner: Any) -> Mapping[str, str]:
+    """Return the texts of the fields of a dataclass and of its bases, or the Args of a function's docstring."""
     if not isinstance(owner, type):
         return _helps_of_parameters(inspect.getdoc(owner) or "")
-    helps: dict[str, str] = {}
-    for base in reversed(owner.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
-        for field, text in pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-                helps[field.target.id] = " ".join(str(text.value.value).split()) if is_text else ""
-    return helps
+    return {
+        name: text for base in reversed(owner.__mro__) for name, text in _all_texts().get(base.__name__, {}).items()
+    }
+
+
+@cache
+def _all_texts() -> Mapping[str, Mapping[str, str]]:
+    found: Mapping[str, Mapping[str, str]] = json.loads((resources.files("ludic") / TEXTS).read_text(encoding="utf-8"))
+    return found
+
+
+def forget_texts() -> None:
+    """Read the file of texts anew, after it was written."""
+    _all_texts.cache_clear()
+    texts_of.cache_clear()
 
 
 def _helps_of_parameters(docstring: str) -> dict[str, str]:

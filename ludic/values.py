@@ -1,4 +1,4 @@
-"""Values of settings: a value in the type of its setting, and the words for values and types.
+"""Values of settings: a value in the type of its setting, its range and role, and the words for values and types.
 
 Raises ConfigError for URLs with secrets. Imports nothing slow, since `ludic COMMAND --help` reads settings.
 """
@@ -35,6 +35,35 @@ class Range:
         if value > self.high:
             return f"at most {self.high:,}"
         return f"a number above {self.low}" if self.above else f"at least {self.low:,}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """What a setting is, beside its type, range, default and text. It stands on the field, and nowhere else.
+
+    The role of a choice is that of its members' settings too. `ludic.settings.names_of` returns the settings with one.
+    """
+
+    first_page: bool = False
+    """Whether the first page of --help shows it, of a command with many options."""
+    changes_weights: bool = True
+    """Whether a trainer's weights depend on it once the batches are given; then a replay must have the same value."""
+    of_algorithm: bool = False
+    """Whether an algorithm decides it: `--algorithm` sets it, to its default if the algorithm's file lacks it."""
+    of_stored: bool = False
+    """Whether it selects training on stored rollouts or batches, which a trainer beside workers never inherits."""
+    on_cpu: Any = None
+    """For a setting whose None follows the device: what None means on the CPU."""
+    of_sampling: bool = False
+    """Whether it decides how a completion is sampled."""
+    of_episodes: bool = False
+    """Whether it decides how an agent plays an episode, in training and in evaluations."""
+    in_evaluations: bool = False
+    """Whether an evaluation may override the run's value."""
+    of_call: bool = False
+    """Whether it belongs to one call of an evaluation: which weights, and limits of the machine. No suite holds it."""
+    stored_if_set: bool = False
+    """Whether run.json lacks it if it is off, so that a ludic that does not know it can open the run."""
 
 
 # --- Conversion ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from command_settings import parsed as parsed_of
 from ludic.adapters.exports.exporting import ExportOptions
 from ludic.batches.config import BatchConfig
 from ludic.cli.commands import COMMANDS
-from ludic.cli.docs import page
+from ludic.cli.docs import page, texts_below
 from ludic.cli.docs import table as table_of
 from ludic.engines.engine import SamplingParams
 from ludic.errors import ConfigError
@@ -27,6 +27,7 @@ from ludic.settings import (
     Needs,
     Overrides,
     Range,
+    Role,
     Setting,
     arguments,
     check,
@@ -217,13 +218,13 @@ def test_one_annotated_field_is_all_that_a_setting_needs(tmp_path, capsys):
         assert ended.value.code == code
     out, err = capsys.readouterr()
     assert "--num-patient INT" in out
-    assert "Steps without progress before the end. None never ends. (default: 5)" in " ".join(out.split())
+    assert "--num-patient INT            (default: 5)" in out
+    assert texts_below(Patience) == {"num_patient": "Steps without progress before the end. None never ends."}
     assert err.splitlines() == [
         "ludic: --num-patient is 51, wanted at most 50; `ludic patience --help` lists the options",
         "ludic: there is no option --num-patiens; did you mean --num-patient?",
     ]
-    meaning = "Steps without progress before the end. None never ends."
-    assert f"| `num_patient` | a whole number or None, 1 to 50 | 5 | {meaning} |" in table_of(Patience)
+    assert "| `num_patient` | a whole number or None, 1 to 50 | 5 |  |" in table_of(Patience)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +232,7 @@ class Walk:
     """A way on foot."""
 
     name: ClassVar[str] = "walk"
-    pace: Annotated[float, Range(0, 10)] = 5.0
+    pace: Annotated[float, Range(0, 10), Role(in_evaluations=True)] = 5.0
     """Kilometres an hour."""
 
 
@@ -240,7 +241,7 @@ class Ride(Walk):
     """A way by bicycle."""
 
     name = "ride"
-    gear: Annotated[int, Range(1, 30)] = 1
+    gear: Annotated[int, Range(1, 30), Role(in_evaluations=True)] = 1
     """Gear to ride in."""
     paid_from: Annotated[str, Needs("budget")] = "purse"
     """What the bicycle is paid from."""
@@ -275,11 +276,7 @@ def test_a_choice_between_dataclasses_is_a_name_and_the_settings_of_all_of_them(
     assert [*table] == ["way", "pace", "gear", "paid_from", "budget"]
     assert {each.group for each in table.values()} == {"trip"}
     assert (table["way"].choices, table["way"].default) == (("walk", "ride", "rest"), "walk")
-    assert [table[name].help for name in ("way", "pace", "gear")] == [
-        "How to get there.",
-        "Kilometres an hour. Not for rest.",
-        "Gear to ride in. For ride.",
-    ]
+    assert [table[name].help for name in ("way", "pace", "gear")] == ["", "Not for rest.", "For ride."]
     ride = Outing(trip=Trip(way=Ride(gear=3)))
     for settings in ({"way": "ride", "gear": 3}, {"way": {"name": "ride", "gear": 3}}, {"way": Ride(gear=3)}):
         assert convert(Outing, settings) == ride
@@ -332,7 +329,7 @@ def test_a_choice_in_python_is_one_of_its_dataclasses():
 class Repeat:
     """Settings that only this test knows, which override those of another dataclass."""
 
-    ride: Annotated[Mapping[str, Any], Overrides(Ride, ("pace", "gear"), "None is the ride's.")] = field(
+    ride: Annotated[Mapping[str, Any], Overrides(Ride, "in_evaluations", "None is the ride's.")] = field(
         default_factory=dict
     )
     times: int = 1
@@ -350,7 +347,7 @@ def test_overrides_are_settings_of_another_dataclass_each_none_unless_given(caps
     table = {each.name: each for each in settings_of(Training)}
     assert [*table] == ["pace", "gear", "times"]
     assert {each.group for each in table.values()} == {"repeat"}
-    assert (table["gear"].help, table["gear"].default) == ("Gear to ride in. None is the ride's.", None)
+    assert (table["gear"].help, table["gear"].default) == ("None is the ride's.", None)
     assert table["gear"].ranges == (Range(1, 30),)
     faster = Training(repeat=Repeat(ride={"pace": 7.0}))
     assert convert(Training, {"pace": 7, "gear": None}) == faster
@@ -359,9 +356,7 @@ def test_overrides_are_settings_of_another_dataclass_each_none_unless_given(caps
     assert overridden(Ride(gear=3), ("pace", "gear"), faster.repeat.ride) == {"pace": 7.0, "gear": 3}
     flags = read_flags(settings_of(Training), ["--gear", "4", "--times", "2"])
     assert Training(**arguments(Training, flags)) == Training(repeat=Repeat(ride={"gear": 4}, times=2))
-    assert "| `gear` | a whole number or None, 1 to 30 | None | Gear to ride in. None is the ride's. |" in table_of(
-        Training
-    )
+    assert "| `gear` | a whole number or None, 1 to 30 | None | None is the ride's. |" in table_of(Training)
 
 
 @pytest.mark.parametrize(

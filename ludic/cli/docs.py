@@ -2,16 +2,19 @@
 
 docs/settings.md has a table of every setting, docs/api.md one of the methods of `Run` and their commands,
 docs/coming_from.md those of the settings of other programs, docs/fit.md one of the forms of conversations and pairs.
-ludic/operations/typed.pyi has the types of the operations' `**settings`, and methods.pyi the methods of `Run`, for
-editors and type checkers.
+ludic/setting_texts.json has the texts below the fields of all settings, which --help reads. ludic/operations/typed.pyi
+has the types of the operations' `**settings`, and methods.pyi the methods of `Run`, for editors and type checkers.
 """
 
+import ast
 import inspect
 import json
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -26,7 +29,7 @@ from ludic.flags import about, default_text
 from ludic.operations.create import create
 from ludic.operations.fit import fit
 from ludic.operations.operation import Methods, command_name
-from ludic.settings import Setting, describe, groups_in, groups_of, is_operation, settings_of
+from ludic.settings import TEXTS, Setting, describe, forget_texts, groups_in, groups_of, is_operation, settings_of
 
 _INTRODUCTION = """# Settings
 
@@ -104,6 +107,30 @@ def _row(each: Setting) -> str:
     name = each.shown.metavar if each.shown is not None and not each.has_flag else each.name
     cells = [f"`{name}`", f"{describe(each.kind)}{limits}", default, each.help]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+# --- ludic/setting_texts.json ----------------------------------------------------------------------------------------
+
+
+def texts() -> str:
+    """Return the texts below the fields of all dataclasses of settings and of their bases, as JSON."""
+    functions = [*(command.operation for command in COMMANDS.values()), *methods().values(), fit]
+    tables = [settings_of(each) for each in (*functions, *map(find_by_name, _IN_TABLES))]
+    owners = {owner for table in tables for each in table for owner in (each.owner, *each.members)}
+    classes = {base for owner in owners if isinstance(owner, type) for base in owner.__mro__[:-1]}
+    found = {each.__name__: texts_below(each) for each in classes}
+    assert len(found) == len(classes), "two dataclasses of settings have one name"
+    return json.dumps({name: each for name, each in found.items() if each}, indent=1, sort_keys=True) + "\n"
+
+
+def texts_below(owner: type) -> dict[str, str]:
+    """Return the text below each of a dataclass's own fields, as one line."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
+    return {
+        ast.unparse(field.target): " ".join(str(text.value.value).split())
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
 
 
 # --- docs/api.md -----------------------------------------------------------------------------------------------------
@@ -272,6 +299,8 @@ def forms_table(folder: Path) -> str:
 
 def write(folder: Path, *, check: bool) -> list[str]:
     """Write all pages below a folder, or only compare them; returns the names of pages that were stale."""
+    stale = _write({folder / "ludic" / TEXTS: texts()}, check=check)
+    forget_texts()
     api, coming_from, fit_page = folder / "docs/api.md", folder / PAGE, folder / "docs/fit.md"
     pages = {
         folder / "docs/settings.md": page(),
@@ -281,6 +310,10 @@ def write(folder: Path, *, check: bool) -> list[str]:
         folder / "ludic/operations/typed.pyi": formatted(typed_stub()),
         folder / "ludic/operations/methods.pyi": formatted(methods_stub()),
     }
+    return [*stale, *_write(pages, check=check)]
+
+
+def _write(pages: Mapping[Path, str], *, check: bool) -> list[str]:
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if not check:

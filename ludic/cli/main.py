@@ -117,7 +117,7 @@ def _run(name: str, args: list[str]) -> int:
     command = COMMANDS[name]
     operation = command.operation
     program = f"ludic {name}"
-    values = parse(operation, args, program=program, description=command.about, first=command.first)
+    values = parse(operation, args, program=program, description=command.about)
     as_json = values.get(JSON, False) if JSON in signature(operation).parameters else values.pop(JSON, False)
     try:
         result = _call(command, values)

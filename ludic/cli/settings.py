@@ -34,9 +34,6 @@ JSON = "json"
 _NO_RESULT = (None, "None", "pl.DataFrame")
 """Return types of operations whose command has no --json: they print nothing, or rows in a format of their own."""
 
-_EXPERIMENT = {"groups_per_batch", "in_flight", "num_steps"}
-"""A command with one of these settings reads experiment files: it skips settings that are for other commands."""
-
 
 def settings_of_command(operation: Callable[..., Any]) -> tuple[Setting, ...]:
     """Return the settings of an operation, and --json if it returns a result."""
@@ -68,19 +65,17 @@ def parse(
     *,
     program: str,
     description: str,
-    first: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the settings that flags and a file give, by name, each in its type.
 
-    first: settings that --help shows of a command with many. Prints help and exits; wrong usage prints the mistake and
-    exits with 2. Raises ConfigError if the file is bad.
+    Prints help and exits; wrong usage prints the mistake and exits with 2. Raises ConfigError if the file is bad.
     """
     table = settings_of_command(operation)
     try:
         flags = read_flags(table, args)
         if "help" in flags:
             description = f"{description}. --config FILE.toml sets options from a file."
-            print(help_of(table, flags["help"], program, description, first))
+            print(help_of(table, flags["help"], program, description))
             sys.exit(0)
         config = flags.pop("config", None)
         if config == "":
@@ -105,14 +100,15 @@ def exit_with_settings(operation: Callable[..., Any], error: SettingsError, prog
 def _read_file(path: Path, settings: Sequence[Setting], algorithm: str | None) -> dict[str, Any]:
     """Read a TOML or a JSON file's settings, without those that an experiment file holds for other commands.
 
-    `ludic train` takes the trainer's settings, `ludic worker` its own: one file serves all, and holds what `ludic run`
-    takes. algorithm: that of the flags.
+    `ludic train` takes the trainer's settings, `ludic worker` its own: one file serves all that share settings with
+    `ludic run`, and holds what `ludic run` takes. algorithm: that of the flags.
     Raises ConfigError if the file can't be read, or holds an unknown setting or a value that does not fit one.
     """
     table = {each.name: each for each in settings if each.has_flag}
     of_others: dict[str, Setting] = {}
-    if table.keys() & _EXPERIMENT:
-        of_others = {each.name: each for each in settings_of(COMMANDS["run"].operation) if each.has_flag}
+    of_run = settings_of(COMMANDS["run"].operation)
+    if {each.owner for each in settings} & {each.owner for each in of_run}:  # they share a dataclass
+        of_others = {each.name: each for each in of_run if each.has_flag}
     all_settings = {**of_others, **table}
     try:
         values = read_config(path, all_settings)

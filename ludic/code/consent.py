@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import platformdirs
 
 from ludic.code.kinds import KINDS
 from ludic.errors import ConfigError
 from ludic.user_files import Files, file_of
+from ludic.values import Role
 
 CONFIG_VARIABLE = "LUDIC_CONFIG_DIR"
 
@@ -31,7 +32,7 @@ CONFIG_VARIABLE = "LUDIC_CONFIG_DIR"
 class CodeSettings:
     """Consent to run the code that a root names."""
 
-    trust_code: bool = False
+    trust_code: Annotated[bool, Role(first_page=True)] = False
     """Agree to run the files and modules that the root names, now and in the future. Without this flag, code that came
     with somebody else's root is refused; see docs/security.md."""
     update_code: bool = False

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from ludic.defaults import ENGINE
 from ludic.devices import visible_gpus
 from ludic.installed import is_installed
-from ludic.settings import GpuMemory, MaxBatch, TensorParallel, check
+from ludic.settings import GpuMemory, MaxBatch, Role, TensorParallel, check
 
 VLLM = "vllm"
 """Name of the engine that samples with vLLM in the worker's process."""
@@ -17,7 +17,7 @@ VLLM = "vllm"
 class EngineConfig:
     """Settings of the inference engine of one worker, or of all workers that `ludic run` starts."""
 
-    engine: str = ENGINE
+    engine: Annotated[str, Role(first_page=True)] = ENGINE
     """Inference engine: transformers, vllm (in the worker's process), server (vLLM servers elsewhere), or
     path/to/file.py:ClassName of your own. auto is vllm on a GPU where it is installed, else transformers."""
     max_batch: MaxBatch = 256

@@ -7,18 +7,23 @@ from typing import Annotated, Any, Literal
 
 from ludic.defaults import ENV_TIMEOUT_S
 from ludic.errors import ConfigError
-from ludic.run_config import SAMPLING, RunConfig
-from ludic.settings import Count, InFlight, NumSamples, Overrides, Range, SecondsOfADay, Seed, SettingsError, check
+from ludic.run_config import RunConfig
+from ludic.settings import (
+    Count,
+    InFlight,
+    NumSamples,
+    Overrides,
+    Range,
+    Role,
+    SecondsOfADay,
+    Seed,
+    SettingsError,
+    check,
+)
 
 LATEST = "latest"
 DIFFERENCE = 0.05
 """The difference that a comparison should find, unless another is given: for power and the examples needed."""
-OVERRIDDEN = (
-    *SAMPLING,
-    *("accept_incomplete", "max_steps", "max_sequence_tokens", "parser", "format_reward", "context", "tools"),
-    *("tool_format", "protocol"),
-)
-"""Settings of the run that an evaluation may override."""
 _RANGE = re.compile(r"(\d{1,18})-(\d{1,18}|latest)")
 
 
@@ -26,39 +31,39 @@ _RANGE = re.compile(r"(\d{1,18})-(\d{1,18}|latest)")
 class EvalConfig:
     """Samples of an evaluation: of which weights, of which examples, and how they are sampled."""
 
-    versions: str = LATEST
+    versions: Annotated[str, Role(first_page=True, of_call=True)] = LATEST
     """Policy versions, joined by commas: numbers, latest, and ranges such as 10-20 or 10-latest, which are the versions
     in between whose weights are stored. Version 0 is the run's first model."""
-    every: Count | None = None
+    every: Annotated[Count | None, Role(first_page=True, of_call=True)] = None
     """Follow a run while it trains: evaluate version 0, every version whose number is a multiple of this, as it is
     published, and the last one. None evaluates `versions`."""
-    until_step: Count | None = None
+    until_step: Annotated[Count | None, Role(of_call=True)] = None
     """With `every`: end when training has reached this step and its last version is evaluated. None follows the run
     until it is stopped."""
-    env: tuple[str, ...] = ()
+    env: Annotated[tuple[str, ...], Role(first_page=True)] = ()
     """Environments, as in `ludic run`; none are the run's."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environments, by environment name; those of the run's environments are the run's unless
     given here."""
-    num_examples: Annotated[int, Range(1, 10**7)] = 256
+    num_examples: Annotated[int, Range(1, 10**7), Role(first_page=True)] = 256
     """Number of held-out examples of each environment, the first ones by the seed; fewer if it has fewer."""
-    n: NumSamples = 1
+    n: Annotated[NumSamples, Role(first_page=True)] = 1
     """Number of samples of each example."""
-    run: Annotated[Mapping[str, Any], Overrides(RunConfig, OVERRIDDEN, "None is the run's.")] = field(
+    run: Annotated[Mapping[str, Any], Overrides(RunConfig, "in_evaluations", "None is the run's.")] = field(
         default_factory=dict
     )
     """Settings of the run that the evaluation overrides, by name."""
     seed: Seed = 0
     """Decides which held-out examples come first, and seeds the samples. The same seed gives the same examples in every
     run, so that runs can be compared in pairs."""
-    in_flight: InFlight | None = None
+    in_flight: Annotated[InFlight | None, Role(of_call=True)] = None
     """Number of episodes that run at a time; changes no sample. None runs as many as keep the engine's batch full
     (--max-batch), whatever they wait for."""
-    examples_per_call: Annotated[int, Range(1, 10**5)] = 32
+    examples_per_call: Annotated[int, Range(1, 10**5), Role(of_call=True)] = 32
     """Number of examples that one process samples and stores as one file; changes no sample."""
-    env_timeout_s: SecondsOfADay | None = ENV_TIMEOUT_S
+    env_timeout_s: Annotated[SecondsOfADay | None, Role(of_call=True)] = ENV_TIMEOUT_S
     """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
-    episode_timeout_s: SecondsOfADay | None = None
+    episode_timeout_s: Annotated[SecondsOfADay | None, Role(of_call=True)] = None
     """Maximum seconds of an episode, which is then truncated. None is no limit."""
 
     def __post_init__(self) -> None:
@@ -77,7 +82,7 @@ class EvalConfig:
 class MeasureConfig:
     """What to measure on stored samples, and how sure it is."""
 
-    measures: tuple[str, ...] = ()
+    measures: Annotated[tuple[str, ...], Role(first_page=True)] = ()
     """Measures, by a name in ludic/sql/measures/ or the path of a .sql file (docs/evaluation.md). None given: mean
     reward, success rate, pass@k for several samples, length and unscored samples; of a comparison the mean reward."""
     params: Mapping[str, Any] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from ludic.eval.config import LATEST, EvalConfig, parse_versions
 from ludic.records import new_id
 from ludic.run_config import SAMPLING, RunConfig
 from ludic.run_json import run_of
-from ludic.settings import overridden
+from ludic.settings import names_of, overridden
 from ludic.store import Root, latest_policy
 from ludic.store.evaluations import MOST_SAMPLES, SampleBlock
 from ludic.store.files import list_versions
@@ -30,10 +30,7 @@ from ludic.store.policies import stored_versions
 
 logger = logging.getLogger(__name__)
 
-_OF_AGENTS = (
-    *("accept_incomplete", "max_steps", "max_sequence_tokens", "parser", "format_reward", "context", "tools"),
-    *("tool_format", "protocol", "sub_agents", "max_depth", "max_children", "max_child_tokens", "float32_head"),
-)
+_OF_AGENTS = names_of(RunConfig, "of_episodes")
 """Settings of a run that decide its agents' episodes."""
 _FEWEST_REPEATS = 100
 """Examples in a row that came before, after which an environment has no other ones; more if it had more."""

@@ -20,18 +20,10 @@ from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.eval.config import EvalConfig, MeasureConfig
 from ludic.eval.numbers import check_measures
 from ludic.paths import local_path
-from ludic.settings import arguments, flat, settings_of
+from ludic.settings import arguments, flat, names_of, settings_of
 from ludic.user_files import QUESTIONS, python_file_of
 
-OF_THE_CALL = (
-    "versions",
-    "every",
-    "until_step",
-    "in_flight",
-    "examples_per_call",
-    "env_timeout_s",
-    "episode_timeout_s",
-)
+OF_THE_CALL = names_of(EvalConfig, "of_call")
 """Settings that a suite does not hold: which weights, and limits of the machine."""
 _SETTINGS = tuple(
     each.name for each in settings_of(EvalConfig) if each.name not in (*OF_THE_CALL, "env", "env_options")

@@ -17,6 +17,7 @@ from ludic.settings import (
     Port,
     Processes,
     Range,
+    Role,
     SettingsError,
     StopWithin,
     TensorParallel,
@@ -37,13 +38,13 @@ class LaunchConfig(StreamConfig):
     local_workers: Annotated[int, Range(0, 4096)] | None = None
     """Number of workers to start on this machine, or on the Ray cluster, 0 for none; None starts num_workers, all of
     the schedule."""
-    ranks: Processes = 1
+    ranks: Annotated[Processes, Role(first_page=True)] = 1
     """Number of processes that train together."""
     trainer_gpus: str | None = None
     """GPUs of the trainer, such as 0,1, one for each rank; None takes the first ones."""
     worker_gpus: str | None = None
     """GPUs that the workers divide among them, such as 2,3; None takes those that the trainer does not use."""
-    eval_every: Count | None = None
+    eval_every: Annotated[Count | None, Role(first_page=True)] = None
     """Evaluate version 0, every version whose number is a multiple of this, and the last one, in a process of its own
     (docs/evaluation.md). The trainer never waits for it. None evaluates nothing."""
     eval_options: Mapping[str, Any] = field(default_factory=dict)
@@ -86,7 +87,8 @@ class LaunchConfig(StreamConfig):
             return None
         options = dict(self.eval_options)
         check_names(options, EvalConfig, "setting of an evaluation (eval_options)")
-        if taken := options.keys() & {"versions", "every", "until_step"}:
+        own = {"every": self.eval_every, "until_step": until_step}
+        if taken := options.keys() & {"versions", *own}:
             raise ConfigError(
                 f"eval_options has {', '.join(sorted(taken))}, which follows from eval_every; leave it out"
             )
@@ -94,7 +96,7 @@ class LaunchConfig(StreamConfig):
             options["env"] = (options["env"],) if isinstance(options["env"], str) else tuple(options["env"])
         options = {"env_timeout_s": self.env_timeout_s} | options
         EvalConfig(**arguments(EvalConfig, options))
-        return {"every": self.eval_every, "until_step": until_step, **options}
+        return {**own, **options}
 
     def workers_of(self, num_workers: int) -> int:
         """Return the number of workers to start. num_workers: workers of the run's schedule. Raises ConfigError."""

@@ -14,7 +14,7 @@ from ludic.installed import TRAIN, require
 from ludic.operations.operation import operation
 from ludic.operations.start import Device
 from ludic.scoring.options import ScoreOptions
-from ludic.settings import Range, Seed, SettingsError, Shown, convert, split
+from ludic.settings import FromFlag, Range, Role, Seed, SettingsError, Shown, convert, split
 
 if TYPE_CHECKING:
     from ludic.engines.engine import Engine
@@ -30,21 +30,6 @@ if TYPE_CHECKING:
 @operation(
     group="First",
     place=6,
-    first=(
-        "versions",
-        "every",
-        "suite",
-        "env",
-        "num_examples",
-        "n",
-        "temperature",
-        "measures",
-        "interval",
-        "engine",
-        "model",
-        "stored",
-        "json",
-    ),
     samples=EvalConfig,
     measure=MeasureConfig,
     code=CodeSettings,
@@ -53,12 +38,12 @@ def eval_(
     run: "Run | str",
     versions: int | str | Sequence[int] | None = None,
     *,
-    stored: bool = False,
-    suite: str | PathLike[str] | None = None,
+    stored: Annotated[bool, Role(first_page=True)] = False,
+    suite: Annotated[str | PathLike[str] | None, Role(first_page=True)] = None,
     interval: Interval = "korn_graubard",
-    engine: "str | EngineConfig | Engine | MakeEngine | None" = None,
+    engine: Annotated["str | EngineConfig | Engine | MakeEngine | None", FromFlag(EngineConfig)] = None,
     device: Device = None,
-    model: str | None = None,
+    model: Annotated[str | None, Role(first_page=True)] = None,
     stop: threading.Event | None = None,
     report: "Callable[[RolloutBatch], None] | None" = None,
     **settings: Unpack["EvalSettings"],
@@ -196,7 +181,7 @@ def compare(
 def contamination(
     run: "Run",
     *,
-    also: "Sequence[str | RootLike]" = (),
+    also: Annotated["Sequence[str | RootLike]", FromFlag(tuple[str, ...])] = (),
     env: str | Sequence[str] = (),
     evaluation: str | None = None,
     query: str = "ngrams",

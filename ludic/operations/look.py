@@ -10,7 +10,7 @@ from ludic.defaults import Track, untracked
 from ludic.eval.config import MeasureConfig
 from ludic.operations.operation import operation
 from ludic.rollouts.config import Question
-from ludic.settings import Count, Index, SecondsOfADay, SettingsError, Shown, convert
+from ludic.settings import Count, FromFlag, Index, SecondsOfADay, SettingsError, Shown, convert
 from ludic.show.terminal.options import ViewOptions
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def report(
     output: str | PathLike[str] | None = None,
     *,
     versions: str | None = None,
-    compare: Annotated["tuple[str, ...] | Sequence[int | str]", Shown("SIDE")] = (),
+    compare: Annotated["Sequence[int | str]", FromFlag(Annotated[tuple[str, ...], Shown("SIDE")])] = (),
     overwrite: bool = False,
     **measure: Unpack["ReportSettings"],
 ) -> "Report":
@@ -207,7 +207,9 @@ def sql(
     run: "Run",
     query: Annotated[str, Shown("QUERY", by_position=True, last=True)],
     *params: Any,
-    also: Annotated["tuple[str, ...] | Iterable[RootLike]", Shown("ROOT", by_position=True, has_flag=True)] = (),
+    also: Annotated[
+        "Iterable[RootLike]", FromFlag(Annotated[tuple[str, ...], Shown("ROOT", by_position=True, has_flag=True)])
+    ] = (),
     format: OutputFormat | None = None,
     out: Path | str | None = None,
     max_rows: Count = 40,

@@ -13,7 +13,7 @@ from ludic.launch.config import LaunchConfig, ServeConfig
 from ludic.operations.operation import operation
 from ludic.operations.start import Algorithm, engine_config, train_config
 from ludic.run_config import RunConfig
-from ludic.settings import Range, Shown, convert, settings_of, split, to_flags, without_tables
+from ludic.settings import FromFlag, Range, Role, Shown, convert, settings_of, split, to_flags, without_tables
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -29,18 +29,6 @@ Gigabytes = Annotated[float, Range(0, 10**6, above=True)]
 @operation(
     group="Start",
     place=1,
-    first=(
-        "model",
-        "gpus",
-        "gpu",
-        "gpu_memory_gb",
-        "num_workers",
-        "ranks",
-        "engine",
-        "dtype",
-        "lora_rank",
-        "max_tokens",
-    ),
     run=RunConfig,
     train=TrainConfig,
     code=CodeSettings,
@@ -50,9 +38,9 @@ Gigabytes = Annotated[float, Range(0, 10**6, above=True)]
 def plan(
     *,
     algorithm: Algorithm = None,
-    gpus: Annotated[int, Range(0, 4096)] | None = None,
-    gpu: str | None = None,
-    gpu_memory_gb: Gigabytes | None = None,
+    gpus: Annotated[int | None, Range(0, 4096), Role(first_page=True)] = None,
+    gpu: Annotated[str | None, Role(first_page=True)] = None,
+    gpu_memory_gb: Annotated[Gigabytes | None, Role(first_page=True)] = None,
     host_memory_gb: Gigabytes | None = None,
     disk_gb: Gigabytes | None = None,
     bandwidth_gb_s: Gigabytes = 1.0,
@@ -179,21 +167,6 @@ def scale(run: "Run", num_workers: int, *, ray_address: str | None = None) -> No
 @operation(
     group="Start",
     place=6,
-    first=(
-        "workers",
-        "nodes",
-        "ranks",
-        "gpus",
-        "gpu_type",
-        "max_hours",
-        "setup",
-        "image",
-        "engine",
-        "algorithm",
-        "num_steps",
-        "learning_rate",
-        "out",
-    ),
     train=TrainConfig,
     engine=EngineConfig,
 )
@@ -202,10 +175,10 @@ def cluster(
     system: Annotated[System, Shown("SYSTEM", by_position=True)],
     config: "TrainConfig | None" = None,
     *,
-    cluster: "ClusterConfig | None" = None,
+    cluster: Annotated["ClusterConfig | None", FromFlag(ClusterConfig)] = None,
     engine: "str | EngineConfig" = ENGINE,
     algorithm: Algorithm = None,
-    out: str | PathLike[str] | None = None,
+    out: Annotated[str | PathLike[str] | None, Role(first_page=True)] = None,
     **settings: Unpack["ClusterSettings"],
 ) -> "ClusterFiles":
     """Make the files that start a run with Slurm, Kubernetes or SkyPilot (docs/launch.md).

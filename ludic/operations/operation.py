@@ -36,8 +36,6 @@ class Command:
     group: Group
     place: int = 100
     """Sorts the commands of a group in the help."""
-    first: tuple[str, ...] = ()
-    """Settings on the first page of --help, of an operation with many."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values that the command gives where no flag does, unlike a call in Python."""
     on_sigterm: Literal["stop", "interrupt"] | None = None
@@ -57,7 +55,6 @@ def operation(
     *,
     group: Group | None = None,
     place: int = 100,
-    first: tuple[str, ...] = (),
     defaults: Mapping[str, Any] | None = None,
     on_sigterm: Literal["stop", "interrupt"] | None = None,
     trains: bool = False,
@@ -107,7 +104,7 @@ def operation(
             assert group in get_args(Group), group
             assert name not in COMMANDS, f"two functions are `ludic {name}`"
             COMMANDS[name] = Command(
-                operation=call, group=group, place=place, first=first, defaults=defaults or {}, on_sigterm=on_sigterm
+                operation=call, group=group, place=place, defaults=defaults or {}, on_sigterm=on_sigterm
             )
         return call  # type: ignore[return-value]
 

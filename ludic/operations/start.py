@@ -17,7 +17,7 @@ from ludic.launch.config import LaunchConfig, Start
 from ludic.operations.operation import operation
 from ludic.rollouts.config import WorkerConfig
 from ludic.run_config import RunConfig
-from ludic.settings import CountOr0, Processes, SettingsError, Shown, StopWithin, convert, given, split
+from ludic.settings import CountOr0, Processes, Role, SettingsError, Shown, StopWithin, convert, given, split
 from ludic.training.config import TrainConfig
 from ludic.training.presets import algorithm_names
 
@@ -33,32 +33,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Algorithm = Annotated[str | None, Shown(f"{{{','.join(algorithm_names())}}}")]
+Algorithm = Annotated[str | None, Shown(f"{{{','.join(algorithm_names())}}}"), Role(first_page=True)]
 """Type of a parameter for the name of a preset; settings that are given override the preset's."""
 RootUrl = Annotated[str | PathLike[str], Shown("ROOT", by_position=True)]
 Device = Literal["cpu", "cuda"] | None
-
-_FIRST = (
-    "model",
-    "env",
-    "algorithm",
-    "num_steps",
-    "learning_rate",
-    "group_size",
-    "groups_per_batch",
-    "max_tokens",
-    "num_workers",
-    "ranks",
-    "engine",
-    "eval_every",
-    "trust_code",
-)
 
 
 @operation(
     group="First",
     place=3,
-    first=_FIRST,
     on_sigterm="interrupt",
     run=RunConfig,
     train=TrainConfig,
@@ -118,7 +101,6 @@ def run(
 @operation(
     group="Start",
     place=2,
-    first=(*_FIRST, "server_url"),
     run=RunConfig,
     train=TrainConfig,
     code=CodeSettings,
@@ -326,21 +308,6 @@ def _note_slot(slot: int | None, num_workers: int) -> None:
 @operation(
     group="Start",
     place=4,
-    first=(
-        "algorithm",
-        "num_steps",
-        "learning_rate",
-        "advantage",
-        "filters",
-        "objective",
-        "max_tokens_per_micro_batch",
-        "lora_rank",
-        "dtype",
-        "device",
-        "ranks",
-        "checkpoint_every",
-        "resume",
-    ),
     on_sigterm="stop",
     trains=True,
     train=TrainConfig,
@@ -352,8 +319,8 @@ def train(
     *,
     algorithm: Algorithm = None,
     model: str | None = None,
-    resume: bool = False,
-    ranks: Processes = 1,
+    resume: Annotated[bool, Role(first_page=True)] = False,
+    ranks: Annotated[Processes, Role(first_page=True)] = 1,
     stop_within_s: StopWithin | None = None,
     take_over: bool = False,
     replaces: CountOr0 | None = None,

@@ -10,13 +10,14 @@ import numpy as np
 from ludic.errors import RefusedRecordError
 from ludic.printable import left_out, shortened
 from ludic.records import LARGEST_REWARD, MOST_WANTED_CHARACTERS
+from ludic.run_config import SAMPLING
 
 UNSCORED = "the peer's record has no reward"
 """The error of a rollout without a reward, which is stored and counted but never trained on."""
 
 _SHOWN = 60
 """Characters of a wrong value in a message."""
-SAMPLED_WITH = ("model", "temperature", "top_p", "top_k", "max_tokens")
+SAMPLED_WITH = ("model", *SAMPLING)
 """Columns of a row that are settings of its run."""
 
 

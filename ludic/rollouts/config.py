@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from ludic.defaults import ENV_TIMEOUT_S
-from ludic.run_config import SAMPLING, RunConfig
+from ludic.run_config import RunConfig
 from ludic.settings import Count, CountOr0, InFlight, NumSamples, Overrides, SecondsOfADay, Seed, check
 
 _NOT_GIVEN = "None is the run's, or for a model the default of a run."
@@ -57,7 +57,7 @@ class Question:
     """Text of a system message before the prompt; None sends none."""
     n: NumSamples = 1
     """Number of answers to sample."""
-    run: Annotated[Mapping[str, Any], Overrides(RunConfig, SAMPLING, _NOT_GIVEN)] = field(default_factory=dict)
+    run: Annotated[Mapping[str, Any], Overrides(RunConfig, "of_sampling", _NOT_GIVEN)] = field(default_factory=dict)
     """Settings of the run that the answers override, by name."""
     seed: Seed = 0
     """Random seed; the same seed gives the same answers."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from ludic.batches.config import MICRO_BATCH_TOKENS, BatchConfig, OfLoss
+from ludic.batches.config import BatchConfig, OfLoss
 from ludic.defaults import LEASE_S, MOST_LEASE_S
 from ludic.errors import ConfigError
-from ludic.settings import Count, CountOr0, Needs, Range, Tokens, Weight, check, convert, flat
+from ludic.settings import Count, CountOr0, Needs, Range, Role, Tokens, Weight, check, convert, flat, settings_of
 
 # --- Objectives, each with the settings that it reads ------------------------------------------------------------
 
@@ -256,33 +256,35 @@ Objective = Reinforce | PpoClip | Cispo | Gspo | Gmpo | Sapo | Dppo | Vespo | Sf
 class LossConfig:
     """Objective, averaging and KL to a reference. None disables a setting, unless its text says otherwise."""
 
-    objective: Objective = field(default_factory=Reinforce)
+    objective: Annotated[Objective, Role(of_algorithm=True)] = field(default_factory=Reinforce)
     """Objective maximised at each token: a function in ludic.training.losses; docs/algorithms.md has the formulas."""
-    loss_normalization: Literal["tokens", "sequences", "episodes", "constant"] = "tokens"
+    loss_normalization: Annotated[Literal["tokens", "sequences", "episodes", "constant"], Role(of_algorithm=True)] = (
+        "tokens"
+    )
     """Average the loss over the batch's tokens (DAPO), over its sequences' means (GRPO), over its episodes' means, or
     divide each sequence's sum by a constant (Dr. GRPO). With episodes the rows of a trajectory count as one. For dpo,
     ipo and orpo, sequences means pairs."""
-    constant_tokens: Tokens | None = None
+    constant_tokens: Annotated[Tokens | None, Role(of_algorithm=True)] = None
     """Tokens that replace each sequence's length if loss_normalization is constant; usually max_tokens."""
-    entropy_weight: Weight | None = None
+    entropy_weight: Annotated[Weight | None, Role(of_algorithm=True)] = None
     """Weight of the policy's entropy, which is subtracted from the loss and averaged as loss_normalization says; None
     is off."""
-    router_balance_weight: Annotated[float, Range(0, 10**6)] | None = None
+    router_balance_weight: Annotated[Annotated[float, Range(0, 10**6)] | None, Role(of_algorithm=True)] = None
     """Mixtures of experts: weight of the load-balancing loss of Switch Transformers, such as 0.001. 0 only measures how
     evenly experts are chosen; None is off. Usual for sft, and not for RL."""
-    router_z_weight: Weight | None = None
+    router_z_weight: Annotated[Weight | None, Role(of_algorithm=True)] = None
     """Mixtures of experts: weight of ST-MoE's z-loss, which keeps the routers' logits small, such as 0.001; None is
     off."""
     reference: str | None = None
     """Folder, URL or Hugging Face id of the reference model or teacher, for reference_kl, dpo and ipo; None is off.
     With LoRA, the run's own model takes no extra memory."""
-    reference_offload: bool = False
+    reference_offload: Annotated[bool, Role(changes_weights=False)] = False
     """Keep the reference in CPU memory and move it to the device one layer at a time."""
-    reference_cache: bool = False
+    reference_cache: Annotated[bool, Role(changes_weights=False)] = False
     """Store the reference's logprobs under the root and reuse stored ones."""
-    kl_weight: Weight | None = None
+    kl_weight: Annotated[Weight | None, Role(of_algorithm=True)] = None
     """Weight of the KL to the reference; None only measures it."""
-    kl_estimator: Annotated[Literal["k1", "k2", "k3"], Needs("kl_weight")] = "k3"
+    kl_estimator: Annotated[Literal["k1", "k2", "k3"], Needs("kl_weight"), Role(of_algorithm=True)] = "k3"
     """Estimator of the KL that kl_weight multiplies; see ludic.training.losses."""
 
     @property
@@ -353,9 +355,9 @@ class OptimizerConfig:
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     """AdamW with moments in float32, or in 8 bits with a scale for each 256 of them (2 bytes a weight instead of 8),
     for which the extra `8bit` is needed."""
-    fused_adamw: bool | None = None
+    fused_adamw: Annotated[bool | None, Role(on_cpu=False)] = None
     """Update all weights in one kernel, without temporaries of their size; None does so on CUDA. Not for adamw_8bit."""
-    learning_rate: Annotated[float, Range(0, 1000, above=True)] = 1e-6
+    learning_rate: Annotated[float, Range(0, 1000, above=True), Role(first_page=True)] = 1e-6
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate schedule from the end of the warm-up to num_steps; linear and cosine fall towards 0."""
@@ -379,30 +381,30 @@ class OptimizerConfig:
 class ModelConfig:
     """How the model is trained: dtype, device, LoRA adapters and memory."""
 
-    dtype: Literal["float32", "bfloat16"] | None = None
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, Role(on_cpu="float32")] = None
     """Dtype of forward and backward passes and of frozen weights; trained weights and the optimizer stay float32. None
     is bfloat16 on a GPU that has it, float32 elsewhere."""
-    tf32: bool | None = None
+    tf32: Annotated[bool | None, Role(on_cpu=False)] = None
     """Multiply float32 matrices in TF32, with 10 bits of precision; None does so on CUDA. Not used on the CPU."""
-    device: Literal["cpu", "cuda"] | None = None
+    device: Annotated[Literal["cpu", "cuda"] | None, Role(changes_weights=False)] = None
     """Device to train on; None takes CUDA if available."""
-    lora_rank: Annotated[int, Range(1, 10**5)] | None = None
+    lora_rank: Annotated[Annotated[int, Range(1, 10**5)] | None, Role(first_page=True)] = None
     """Rank of LoRA adapters; the model's own weights are frozen. None trains all weights."""
     lora_alpha: Annotated[int, Range(1, 10**6)] = 32
     """LoRA alpha: adapters are scaled by lora_alpha / lora_rank."""
     lora_targets: tuple[str, ...] = ()
     """Linear layers that get an adapter, such as q_proj v_proj; if empty, all but the head."""
-    publish_lora: Literal["merged", "adapter"] = "merged"
+    publish_lora: Annotated[Literal["merged", "adapter"], Role(changes_weights=False)] = "merged"
     """Publish whole weights with the adapters merged, or only the adapters, for workers that can read the run's
     model."""
-    publish_dtype: Literal["float32", "bfloat16"] | None = None
+    publish_dtype: Annotated[Literal["float32", "bfloat16"] | None, Role(changes_weights=False)] = None
     """Dtype of published weights, which workers sample with; None is the dtype of the forward pass."""
-    logprob_chunk_tokens: Tokens | None = None
+    logprob_chunk_tokens: Annotated[Tokens | None, Role(on_cpu=1024)] = None
     """Tokens whose logits are in memory at once, in training and for the reference; each takes about 12 bytes times the
     vocabulary. None is 1024 on the CPU, and fits the memory of a GPU."""
-    activation_checkpointing: bool | None = None
+    activation_checkpointing: Annotated[bool | None, Role(on_cpu=False)] = None
     """Recompute activations in the backward pass instead of keeping them; None does so on CUDA."""
-    compile: bool | None = None
+    compile: Annotated[bool | None, Role(on_cpu=False)] = None
     """Compile each decoder layer, except its attention, with torch.compile; the first steps take longer. None does so
     on CUDA, if Triton is installed."""
 
@@ -423,19 +425,19 @@ class ModelConfig:
 class CheckpointConfig:
     """How often checkpoints and weights are written, and how many are kept."""
 
-    checkpoint_every: Count | None = 20
+    checkpoint_every: Annotated[Count | None, Role(changes_weights=False)] = 20
     """Steps between checkpoints; None writes one at the end only."""
-    keep_checkpoints: Count | None = 3
+    keep_checkpoints: Annotated[Count | None, Role(changes_weights=False)] = 3
     """Number of newest checkpoints to keep; None keeps all."""
-    keep_checkpoints_every: Count | None = None
+    keep_checkpoints_every: Annotated[Count | None, Role(changes_weights=False)] = None
     """Keep checkpoints whose step is a multiple of this, in addition to the newest; None keeps only the newest."""
-    async_checkpoint: bool = True
+    async_checkpoint: Annotated[bool, Role(changes_weights=False)] = True
     """Write checkpoints in the background, from a copy in memory; the run waits for its last one."""
-    max_shard_size: str = "5GB"
+    max_shard_size: Annotated[str, Role(changes_weights=False)] = "5GB"
     """Maximum size of a file of saved weights, such as 500MB; larger weights are split into shards with an index."""
-    keep_policies: Count | None = 4
+    keep_policies: Annotated[Count | None, Role(changes_weights=False)] = 4
     """Number of newest published versions whose weights to keep; None keeps all."""
-    full_version_every: Count | None = None
+    full_version_every: Annotated[Count | None, Role(changes_weights=False)] = None
     """Publish one version of so many in full, the others as differences to the version before; None publishes all in
     full."""
 
@@ -446,53 +448,21 @@ class CheckpointConfig:
             raise ConfigError(f"max_shard_size is {self.max_shard_size!r}, wanted a size such as 500MB or 5GB")
 
 
-ON_CPU: Mapping[str, Any] = MappingProxyType(
-    {
-        "dtype": "float32",
-        "tf32": False,
-        "activation_checkpointing": False,
-        "compile": False,
-        "fused_adamw": False,
-        "balance_by": "tokens",
-        "max_tokens_per_micro_batch": MICRO_BATCH_TOKENS,
-        "logprob_chunk_tokens": 1024,
-    }
-)
-"""Settings that follow the device if they are None, with their values on the CPU. Trainers of older ludic versions had
-these on every device. ludic.training.device_defaults chooses the values on CUDA."""
-
-
-def describe_computing(settings: Mapping[str, Any]) -> str:
-    """Return in words how a trainer computes; "" for settings, by name, that an older ludic recorded."""
-    if any(settings.get(name) is None for name in ON_CPU):
-        return ""
-    kinds = {"tf32": "TF32", "compile": "compiled", "activation_checkpointing": "activations recomputed"}
-    fused = "fused " if settings["fused_adamw"] and settings.get("optimizer") == "adamw" else ""
-    return "; ".join(
-        [
-            ", ".join([settings["dtype"], *(words for name, words in kinds.items() if settings[name])]),
-            f"micro-batches of {settings['max_tokens_per_micro_batch']:,} tokens, even in {settings['balance_by']}",
-            f"logits of {settings['logprob_chunk_tokens']:,} tokens at a time",
-            f"{fused}{settings.get('optimizer', 'adamw')}",
-        ]
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerConfig:
     """Another program that shows metrics, evaluations and samples; the root holds all of them anyway."""
 
-    log_to: Literal["none", "tensorboard", "wandb"] = "none"
+    log_to: Annotated[Literal["none", "tensorboard", "wandb"], Role(changes_weights=False)] = "none"
     """Program that shows the run, in addition to the root's own tables; docs/watching.md lists what it gets."""
-    tracker_project: str | None = None
+    tracker_project: Annotated[str | None, Role(changes_weights=False)] = None
     """Project of W&B; None takes WANDB_PROJECT, else ludic."""
-    tracker_entity: str | None = None
+    tracker_entity: Annotated[str | None, Role(changes_weights=False)] = None
     """User or team of W&B; None takes WANDB_ENTITY, else the account's default."""
-    tracker_name: str | None = None
+    tracker_name: Annotated[str | None, Role(changes_weights=False)] = None
     """Name of the run in W&B; None takes WANDB_NAME, else the last part of the root's location."""
-    tracker_tags: tuple[str, ...] = ()
+    tracker_tags: Annotated[tuple[str, ...], Role(changes_weights=False)] = ()
     """Tags of the run in W&B; if empty, those of WANDB_TAGS."""
-    tracker_samples_every: Count | None = 20
+    tracker_samples_every: Annotated[Count | None, Role(changes_weights=False)] = 20
     """Steps between tables of answers, the best and the worst of some groups of each environment; None sends none."""
 
     def __post_init__(self) -> None:
@@ -504,7 +474,7 @@ class TrackerConfig:
 class TrainConfig:
     """Settings of a trainer. None means off, unless the setting says otherwise."""
 
-    num_steps: Count = 100
+    num_steps: Annotated[Count, Role(first_page=True)] = 100
     """Total number of gradient steps, including those before a resume."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -512,12 +482,12 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
-    num_threads: Annotated[int, Range(1, 1024)] | None = None
+    num_threads: Annotated[Annotated[int, Range(1, 1024)] | None, Role(changes_weights=False)] = None
     """CPU threads of each rank; None keeps those of the resumed or replayed attempt, else OMP_NUM_THREADS or all
     cores."""
-    lease_s: Annotated[float, Range(0, MOST_LEASE_S, above=True)] = LEASE_S
+    lease_s: Annotated[float, Range(0, MOST_LEASE_S, above=True), Role(changes_weights=False)] = LEASE_S
     """Seconds without a renewal of the lease after which another trainer may take over; renewed every third of it."""
-    keep_token_stats: bool = False
+    keep_token_stats: Annotated[bool, Role(changes_weights=False)] = False
     """Write logprob, entropy, clipping and gradient weight of each trained token to token_stats/."""
 
     def __post_init__(self) -> None:
@@ -565,3 +535,26 @@ class TrainConfig:
     def flat(self) -> dict[str, Any]:
         """Return all settings by the names of the flags, as in attempts/N.json: `of(**config.flat()) == config`."""
         return flat(self)
+
+
+ON_CPU: Mapping[str, Any] = MappingProxyType(
+    {each.name: each.role.on_cpu for each in settings_of(TrainConfig) if each.role.on_cpu is not None}
+)
+"""Settings that follow the device if they are None, with their values on the CPU. Trainers of older ludic versions had
+these on every device. ludic.training.device_defaults chooses the values on CUDA."""
+
+
+def describe_computing(settings: Mapping[str, Any]) -> str:
+    """Return in words how a trainer computes; "" for settings, by name, that an older ludic recorded."""
+    if any(settings.get(name) is None for name in ON_CPU):
+        return ""
+    kinds = {"tf32": "TF32", "compile": "compiled", "activation_checkpointing": "activations recomputed"}
+    fused = "fused " if settings["fused_adamw"] and settings.get("optimizer") == "adamw" else ""
+    return "; ".join(
+        [
+            ", ".join([settings["dtype"], *(words for name, words in kinds.items() if settings[name])]),
+            f"micro-batches of {settings['max_tokens_per_micro_batch']:,} tokens, even in {settings['balance_by']}",
+            f"logits of {settings['logprob_chunk_tokens']:,} tokens at a time",
+            f"{fused}{settings.get('optimizer', 'adamw')}",
+        ]
+    )

@@ -89,27 +89,7 @@ def _stored_settings(root_url: str) -> Mapping[str, Any]:
 # --- A replay ----------------------------------------------------------------------------------------------------
 
 
-_FREE = frozenset(
-    [
-        # Choice of batches; the ledger decides it here.
-        *("advantage", "filters", "where", "selection", "sql_params", "max_uses", "baseline_over"),
-        *("max_off_policy_steps", "max_age_s", *OFFLINE_SETTINGS),
-        *("scorers", "reward_scorer", "mixed_scorers", "wait_for_scores_s"),
-        # Machine, files and logs.
-        *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
-        *("async_checkpoint", "keep_policies", "rollout_timeout_s", "max_failed_batches", "lease_s", "log_to"),
-        *("tracker_project", "tracker_entity", "tracker_name", "tracker_tags", "tracker_samples_every"),
-        *(
-            "publish_lora",
-            "publish_dtype",
-            "full_version_every",
-            "reference_offload",
-            "reference_cache",
-            "keep_token_stats",
-            "max_shard_size",
-        ),
-    ]
-)
+_FREE = frozenset(each.name for each in settings_of(TrainConfig) if not each.role.changes_weights)
 """Settings that do not change the weights once the batches are given."""
 
 

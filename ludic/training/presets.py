@@ -13,13 +13,7 @@ from ludic.errors import ConfigError, unknown_name
 from ludic.settings import settings_of
 from ludic.training.config import TrainConfig
 
-_OF_BATCH = ("advantage", "filters", "selection", "sql_params", "max_uses", "baseline_over")
-_OF_MACHINE = ("reference", "reference_offload", "reference_cache")
-_DEFAULTS = {
-    each.name: each.default
-    for each in settings_of(TrainConfig)
-    if each.name in _OF_BATCH or (each.group == "loss" and each.name not in _OF_MACHINE)
-}
+_DEFAULTS = {each.name: each.default for each in settings_of(TrainConfig) if each.role.of_algorithm}
 DIALS = tuple(_DEFAULTS)
 """Settings that an algorithm decides: those of the loss, but where the reference is, and which rollouts a batch has.
 Those missing in its file get TrainConfig's defaults, so that a run that changes its algorithm keeps no setting of the

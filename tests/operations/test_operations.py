@@ -112,14 +112,14 @@ def test_one_function_is_a_method_a_command_and_a_line_of_docs(
     text = " ".join(ludic_command(capsys, "nap", "--help")[1].split())
     assert "usage: ludic nap ROOT [OPTIONS] Let a run sleep. It is not stored." in text
     assert "--hours FLOAT How long. (default: 1.0)" in text
-    assert "--hardness INT From soft to hard. (default: 2)" in text
+    assert "--hardness INT (default: 2)" in text  # `make format` collects the texts of fields
     assert "nap Let a run sleep. It is not stored" in " ".join(ludic_command(capsys, "--help")[1].split())
 
     assert "| `nap(hours, ...)` | Let a run sleep. It is not stored | `ludic nap` |" in docs.methods_table()
     page = docs.page()
     assert "## ludic nap\n\nLet a run sleep. It is not stored." in page
     assert "| `hours` | a number, 0 to 12 | 1.0 | How long. |" in page
-    assert "| `hardness` | a whole number, 1 to 5 | 2 | From soft to hard. |" in page
+    assert "| `hardness` | a whole number, 1 to 5 | 2 |  |" in page
     assert re.search(r"class NapSettings\(BedValues, total=False\):", docs.typed_stub())
     assert "    nap = test_operations.nap\n" in docs.methods_stub()
     assert "nap" in completion("bash")

@@ -6,23 +6,20 @@ from typing import Annotated, Literal
 
 from ludic.defaults import STOP_WITHIN_S
 from ludic.errors import ConfigError
-from ludic.settings import Processes, Range, SettingsError, StopWithin, check
+from ludic.settings import Processes, Range, Role, SettingsError, StopWithin, check, settings_of
+from ludic.values import annotations
 
 System = Literal["slurm", "kubernetes", "skypilot"]
 
-_ONLY_FOR: dict[str, tuple[System, ...]] = {
-    "partition": ("slurm",),
-    "account": ("slurm",),
-    "namespace": ("kubernetes",),
-    "secret": ("kubernetes",),
-    "infra": ("skypilot",),
-    "image": ("kubernetes", "skypilot"),
-    "setup": ("slurm", "skypilot"),
-    "max_hours": ("slurm", "kubernetes"),
-    "log_folder": ("slurm",),
-    "line": ("slurm",),
-}
-"""Settings that apply to some systems only."""
+
+@dataclass(frozen=True, slots=True)
+class _OnlyFor:
+    """Systems that a setting applies to, if not to all."""
+
+    systems: tuple[System, ...]
+
+
+_SLURM, _KUBERNETES, _SKYPILOT = _OnlyFor(("slurm",)), _OnlyFor(("kubernetes",)), _OnlyFor(("skypilot",))
 _SHELL = ("setup", "line")
 """Settings that are shell code."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\n]*")
@@ -40,15 +37,15 @@ def _is_name(field: str, value: str) -> bool:
 class ClusterConfig:
     """Machines of a run on a cluster."""
 
-    workers: Processes | None = None
+    workers: Annotated[Processes | None, Role(first_page=True)] = None
     """Number of workers; None takes num_workers, all of the schedule."""
-    nodes: Processes = 1
+    nodes: Annotated[Processes, Role(first_page=True)] = 1
     """Number of machines of the trainer."""
-    ranks: Processes = 1
+    ranks: Annotated[Processes, Role(first_page=True)] = 1
     """Number of the trainer's processes on each of its machines."""
-    gpus: bool = True
+    gpus: Annotated[bool, Role(first_page=True)] = True
     """Reserve a GPU for each rank, and tensor_parallel GPUs for each worker."""
-    gpu_type: str | None = None
+    gpu_type: Annotated[str | None, Role(first_page=True)] = None
     """Type of the GPUs as the cluster names it, such as h100, H100 or NVIDIA-H100-80GB-HBM3. SkyPilot needs it."""
     cpus: Annotated[int, Range(1, 10**4)] = 4
     """CPUs for each rank and each worker."""
@@ -59,31 +56,31 @@ class ClusterConfig:
     its own, which is restarted alone."""
     variable: tuple[str, ...] = ()
     """Environment variables of all processes, such as HF_HOME=/shared/hf NCCL_SOCKET_IFNAME=eth0; no secrets."""
-    max_hours: Annotated[int, Range(1, 10**5)] | None = None
+    max_hours: Annotated[int | None, Range(1, 10**5), _OnlyFor(("slurm", "kubernetes")), Role(first_page=True)] = None
     """slurm, kubernetes: hours after which the cluster ends the jobs; None is 24 with slurm, no limit with
     kubernetes."""
     stop_within_s: StopWithin = STOP_WITHIN_S
     """Seconds that a process may take to stop cleanly after SIGTERM, such as to finish a step and write a checkpoint;
     then it is killed. Slurm sends SIGTERM so long before the time limit."""
-    setup: str | None = None
+    setup: Annotated[str | None, _OnlyFor(("slurm", "skypilot")), Role(first_page=True)] = None
     """slurm, skypilot: shell code that makes `ludic` available on a machine, such as "source ~/ludic/bin/activate"."""
-    image: str | None = None
+    image: Annotated[str | None, _OnlyFor(("kubernetes", "skypilot")), Role(first_page=True)] = None
     """kubernetes, skypilot: container image with ludic and the engine."""
-    partition: str | None = None
+    partition: Annotated[str | None, _SLURM] = None
     """slurm: partition of the jobs."""
-    account: str | None = None
+    account: Annotated[str | None, _SLURM] = None
     """slurm: account of the jobs."""
-    log_folder: str | None = None
+    log_folder: Annotated[str | None, _SLURM] = None
     """slurm: folder of the jobs' log files, there before they start; None is the root's logs/ if Slurm can
     read its name, else the folder in which sbatch runs."""
-    line: tuple[str, ...] = ()
+    line: Annotated[tuple[str, ...], _SLURM] = ()
     """slurm: lines for both files, such as "#SBATCH --qos=high" or "module load cuda"; others than #SBATCH run before
     ludic does."""
-    namespace: str | None = None
+    namespace: Annotated[str | None, _KUBERNETES] = None
     """kubernetes: namespace of the JobSet."""
-    secret: str | None = None
+    secret: Annotated[str | None, _KUBERNETES] = None
     """kubernetes: name of a Secret whose entries become environment variables, such as the bucket's credentials."""
-    infra: str | None = None
+    infra: Annotated[str | None, _SKYPILOT] = None
     """skypilot: where the machines come from, such as aws, gcp/us-central1 or k8s."""
     trust_code: bool = False
     """Pass --trust-code to all processes: agree to run the Python files in the root, which machines refuse without."""
@@ -108,9 +105,10 @@ class ClusterConfig:
 
     def check_for(self, system: System) -> None:
         """Raise SettingsError for settings that the system does not use or lacks."""
-        for name, systems in _ONLY_FOR.items():
-            if getattr(self, name) and system not in systems:
-                raise SettingsError(f"{name} does not apply to {system}; leave it out")
+        for each in settings_of(ClusterConfig):
+            only = next((one for one in annotations(each.kind) if isinstance(one, _OnlyFor)), None)
+            if only is not None and getattr(self, each.name) and system not in only.systems:
+                raise SettingsError(f"{each.name} does not apply to {system}; leave it out")
         if system == "kubernetes" and self.image is None:
             raise SettingsError("image is missing: a container image with ludic and the engine; give --image")
         if system == "skypilot" and self.gpus and self.gpu_type is None:

@@ -17,7 +17,7 @@ from ludic.children import SAFE_ENVIRONMENT, python_words
 from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, ModelError, one_line
-from ludic.launch.config import LaunchConfig
+from ludic.launch.config import LaunchConfig, ServeConfig
 from ludic.launch.plan import Machine, Settings, plan
 from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
 from ludic.launch.roots import url_anywhere
@@ -146,9 +146,11 @@ def make_plan(
             f"{secrets[0]} is or holds a secret, and `ludic cluster` writes none into a file; leave it out, and set an "
             "environment variable where the processes run"
         )
-    of_server = {"tensor_parallel", "gpu_memory", "engine_options", "engine"} if cluster.serve else set()
     of_engine = _differing(asdict(engine), asdict(EngineConfig()))
-    serve = {name: value for name, value in of_engine.items() if name in (of_server | {"max_batch"}) - {"engine"}}
+    shared = {each.name for each in settings_of(ServeConfig)} if cluster.serve else {"max_batch"}
+    serve = {name: value for name, value in of_engine.items() if name in shared}
+    # A worker that samples from its server takes requests as one that has the engine itself.
+    of_server = (shared | {"engine"}) - {"max_batch"} if cluster.serve else set()
     trust = {"trust_code": True} if cluster.trust_code else {}
     # A trainer that goes over to another objective takes the defaults of its settings.
     defaults = {each.name: each.default for each in settings_of(TrainConfig)}

@@ -24,6 +24,7 @@ from ludic.eval.numbers import Chosen, Samples, numbers
 from ludic.installed import installed_version, require
 from ludic.model_json import read_json
 from ludic.results import Part, Result, plural
+from ludic.run_config import SAMPLING
 from ludic.show.evaluations import interval_text
 from ludic.sql import connect
 from ludic.sql.reports import figure
@@ -151,7 +152,7 @@ def _as_utc(time: datetime) -> str:
 def _generate_config(row: Json) -> "GenerateConfig":
     from inspect_ai.model import GenerateConfig
 
-    return GenerateConfig(**{name: row[name] for name in ("temperature", "top_p", "top_k", "max_tokens")})
+    return GenerateConfig(**{name: row[name] for name in SAMPLING})
 
 
 def _usage(*rows: Json) -> "ModelUsage":

@@ -18,6 +18,7 @@ from ludic.adapters.imports.records import Record, Records, open_file, read_reco
 from ludic.errors import ConfigError, RefusedRecordError, one_line
 from ludic.installed import require
 from ludic.messages import refusal
+from ludic.run_config import SAMPLING
 from ludic.temporary import temporary_folder
 
 LARGEST_MEMBER = 1 << 30
@@ -92,7 +93,7 @@ def inspect(record: Record) -> Episode:
         "finish_reason": _STOP_REASONS.get(_stop_reason(record)),
         "truncation_reason": record.text("limit.type") or own.get("truncation_reason"),
         "error": error,
-        **{name: generate.get(name) for name in ("temperature", "top_p", "top_k", "max_tokens", "seed")},
+        **{name: generate.get(name) for name in (*SAMPLING, "seed")},
     }
     unused = {**dict(record.get("metadata") or {}), "epoch": record.get("epoch")}
     return Episode(rows=[_inspect_row(record, messages)], columns=columns, group=example, unused=unused)
