@@ -429,14 +429,15 @@ def _quoted(text: str) -> Any:
     """Return str | None for "Path | str | None"; None without a scalar."""
     named = {kind.__name__: kind for kind in SCALARS} | {"None": NoneType}
     kinds = tuple(named[each] for each in text.split(" | ") if each in named)
-    return Union[kinds] if {*kinds} - {NoneType} else None  # noqa: UP007
+    return Union[kinds] if kinds else None  # noqa: UP007
 
 
 def _kind_of(function: Any, name: str) -> Any:
     """Return the type that a flag gives a parameter; None if no flag can."""
     hint = _hint(function, name)
     given = [each.kind for each in annotations(hint) if isinstance(each, FromFlag)]
-    return given[0] if given else _settable(hint)
+    found = given[0] if given else _settable(hint)
+    return None if found is NoneType else found
 
 
 def _settable(kind: Any) -> Any:

@@ -16,6 +16,7 @@ from tiny_runs import create_root, fill, make_model, train_here
 import ludic
 from ludic.errors import ConfigError, MissingRootError, QueryError
 from ludic.records import Message, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.settings import SettingsError
 from ludic.show.found import UnknownIdError
 from ludic.store import LatestPolicy, RolloutWriter, Root, list_files, point_latest, start_attempt
 from ludic.store.tombstones import read_tombstones
@@ -112,6 +113,10 @@ def test_sql_only_reads_unless_told(run: ludic.Run, tmp_path: Path) -> None:
     with pytest.raises(QueryError, match="reaches outside"):
         run.sql("from read_text('/etc/hostname')")
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SettingsError, match="format is csv, and out is None"):
+        run.sql("select 1 as a", format="csv")
+    assert run.sql("select 1 as a", out=tmp_path / "rows.csv").is_empty()
+    assert (tmp_path / "rows.csv").read_text() == "a\n1\n"
     run.sql(query, unsafe=True)
     assert (tmp_path / "made.csv").read_text() == "a\n1\n"
 

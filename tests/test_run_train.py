@@ -16,6 +16,7 @@ from ludic.environments.moar_cats import WORDS
 from ludic.errors import ConfigError, ConsentError, MissingRootError, ModelError
 from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutBatch
+from ludic.settings import SettingsError
 from ludic.store import newest_attempt_id, read_attempt
 from ludic.store.attempts import complete_checkpoints
 from ludic.training import TrainConfig
@@ -300,6 +301,10 @@ def test_launch_refuses_what_is_no_run(run: ludic.Run) -> None:
         run.run(local_workers=2)
     with pytest.raises(ConfigError, match="in_flight is 0, wanted at least 1"):
         run.run(in_flight=0, num_steps=1)
+    with pytest.raises(SettingsError, match="ranks is 2, wanted 1 in Python"):  # torchrun would replace this process
+        run.train(ranks=2)
+    with pytest.raises(ConfigError, match="like gives the settings of the run"):
+        run.run(like=run, env=("addition",))
 
 
 @pytest.mark.slow

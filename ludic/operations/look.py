@@ -131,9 +131,9 @@ def view(
         view_run(run.root, chosen)
         return None
     if rollout_id is None:
-        raise SettingsError("text needs an ID, that of a rollout or a group")
+        raise SettingsError("text needs ID; name a rollout or a group")
     if as_text and options:
-        raise SettingsError(f"{next(iter(options))} is for the viewer, and has no effect on text")
+        raise SettingsError(f"{next(iter(options))} is for the viewer, and text is asked for; leave out one of them")
     from ludic.show.found import look_up
     from ludic.show.transcript import Look
 

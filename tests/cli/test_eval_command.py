@@ -34,6 +34,11 @@ def test_a_model_is_evaluated_without_a_run_and_compared_with_itself(ludic: Any,
     assert [row["measure"] for row in printed["measures"]] == ["mean_reward"]
     assert printed["measures"][0]["interval"] == "bootstrap"
 
+    # What is stored is measured without sampling.
+    stored = json.loads(ludic("eval", url, "--stored", "--json", "--measures", "mean_reward").out)
+    assert stored["samples"] == printed["samples"]
+    assert stored["measures"][0]["estimate"] == printed["measures"][0]["estimate"]
+
     compared = ludic("compare", f"{url}@0", "@latest")
     assert compared.code == 0, compared.err
     assert f"baseline {url}@0, paired on the same examples" in compared.out
@@ -41,6 +46,16 @@ def test_a_model_is_evaluated_without_a_run_and_compared_with_itself(ludic: Any,
     assert (row["difference"], row["p_holm"], row["num_examples"]) == (0.0, 1.0, 5)
 
     assert "holds no weights of version 4" in ludic("eval", url, "--versions", "4", *SMALL).err
+
+
+@pytest.mark.parametrize("flags", [["--n", "2"], ["--model", "m"], ["--trust-code"]])
+def test_nothing_that_samples_is_given_where_nothing_is_sampled(ludic: Any, tmp_path: Path, flags: list[str]) -> None:
+    said = ludic("eval", tmp_path, "--stored", *flags)
+    name = flags[0].removeprefix("--").replace("-", "_")
+    assert (said.code, said.err) == (
+        2,
+        f"ludic: {name} is for sampling, and stored samples nothing; leave out one of them\n",
+    )
 
 
 def test_a_root_that_is_not_there_needs_a_model_and_an_environment(ludic: Any, tmp_path: Path) -> None:

@@ -96,6 +96,15 @@ def test_a_dropped_rollout_says_which_filter_dropped_it(ludic, trained: Root, ro
     assert "dropped by drop_zero_variance_groups at step 1 of attempt 1" in out
 
 
+def test_the_viewer_takes_no_flag_of_the_text_and_the_text_none_of_the_viewer(
+    ludic, trained: Root, rollout_id: Ids
+) -> None:
+    said = ludic("view", trained.url, rollout_id(0, 0), "--tokens", "--web")
+    assert (said.code, said.err) == (2, "ludic: web is for the viewer, and text is asked for; leave out one of them\n")
+    said = ludic("view", trained.url, "--full")
+    assert (said.code, said.err) == (2, "ludic: text needs ID; name a rollout or a group\n")
+
+
 @pytest.mark.slow
 def test_the_response_is_text_by_the_newest_tokenizer(ludic, trained: Root, rollout_id: Ids) -> None:
     shown = ludic("view", trained.url, rollout_id(0, 0), "--tokens", "--color", "none").out

@@ -35,7 +35,7 @@ def test_answers_cut_at_max_tokens_are_counted_under_this_name(ludic, started: R
 def test_json_on_stdout_is_what_was_collected(ludic, trained: Root) -> None:
     result = ludic("watch", trained.url, "--totals", "--json")
     assert (result.code, result.err) == (0, "")
-    printed = json.loads(result.out)
+    printed = json.loads(result.out)["totals"]
     assert printed["run"]["env"] == ["moar_cats"]
     assert printed["run_id"] == trained.run_id
     assert printed["steps"] == collect_stats(trained).facts["steps"]
@@ -56,14 +56,14 @@ def test_a_run_that_has_only_begun_is_no_error(ludic, started: Root) -> None:
     assert result.code == 0
     assert "no rollouts yet" in result.out
     assert "never trained" in result.out
-    assert json.loads(ludic("watch", started.url, "--totals", "--json").out)["versions"] == []
+    assert json.loads(ludic("watch", started.url, "--totals", "--json").out)["totals"]["versions"] == []
 
 
 @pytest.mark.slow
 def test_what_can_not_be_read_is_named_and_left_out(ludic, breakable: Path) -> None:
     torn = list_files(Root.open(str(breakable)))[0].name
     (breakable / torn).write_bytes((breakable / torn).read_bytes()[:-100])
-    printed = json.loads(ludic("watch", breakable, "--totals", "--json").out)
+    printed = json.loads(ludic("watch", breakable, "--totals", "--json").out)["totals"]
     assert [file["name"] for file in printed["unreadable"]] == [torn]
     assert printed["rollouts"]["num_rollouts"] == 8
     assert f"unreadable {torn}" in ludic("watch", breakable, "--totals").out
@@ -89,7 +89,7 @@ def test_what_was_quarantined_is_named(ludic, breakable: Path) -> None:
     root = Root.open(str(breakable))
     name = list_files(root)[0].name
     quarantine(root, name, "cut off")
-    printed = json.loads(ludic("watch", breakable, "--totals", "--json").out)
+    printed = json.loads(ludic("watch", breakable, "--totals", "--json").out)["totals"]
     assert [(file["name"], file["reason"]) for file in printed["quarantined"]] == [(name, "cut off")]
     assert f"quarantined {name}: cut off\n" in ludic("watch", breakable, "--totals").out
 
