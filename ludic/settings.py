@@ -36,7 +36,7 @@ from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args
 from ludic.by_name import find_by_name
 from ludic.errors import ConfigError, similar_names, unknown_name
 from ludic.masking import SERVER_LOGIN
-from ludic.renamed_settings import RENAMED
+from ludic.renamed_settings import GONE, RENAMED
 from ludic.values import (
     SCALARS,
     MisfitError,
@@ -417,7 +417,7 @@ ROOT = Annotated[str, Shown("ROOT", by_position=True)]
 
 
 def _hint(function: Any, name: str) -> Any:
-    """Return the annotation of a parameter; of one in quotes, which names types for type checkers, its scalars."""
+    """Return the annotation of a parameter; of one in quotes, for type checkers, the scalars in it."""
     hint = inspect.unwrap(function).__annotations__.get(name)
     if get_origin(hint) is Annotated and isinstance(get_args(hint)[0], ForwardRef):
         inner, *others = get_args(hint)
@@ -553,7 +553,7 @@ def convert(owner: Callable[..., S], values: Mapping[str, object], *, where: str
 
     values: plain ones, or `Given`. where: names their place in errors. Raises ConfigError for an unknown name and a
     value that does not fit, SettingsError for settings that are missing, contradict each other or have no effect.
-    Stored values that have no effect beside the others are dropped.
+    Stored values that have no effect beside the others are dropped, and those of settings that are gone.
     """
     given = arguments(owner, typed(owner, values, where=where))
     try:
@@ -565,15 +565,20 @@ def convert(owner: Callable[..., S], values: Mapping[str, object], *, where: str
 def typed(owner: Any, values: Mapping[str, object], *, where: str = "") -> dict[str, Any]:
     """Return the values in the types of their settings, by name; arguments and errors are those of `convert`."""
     table = {each.name: each for each in settings_of(owner)}
+    values = {name: value for name, value in values.items() if name not in GONE or not _is_stored(value)}
     values = without_tables(values, table, where=where)
     refuse_unknown(values, table, where=where)
     found = {}
     for name, value in values.items():
         one = value if isinstance(value, Given) else Given(value, f"{where}{name}", "code")
         found[name] = table[name].convert(one.value, one.what, one.source)
-    stored = {name for name, value in values.items() if isinstance(value, Given) and value.source == "stored"}
+    stored = {name for name, value in values.items() if _is_stored(value)}
     used = in_use(owner, found)
     return {name: value for name, value in found.items() if name in used or name not in stored}
+
+
+def _is_stored(value: object) -> bool:
+    return isinstance(value, Given) and value.source == "stored"
 
 
 def without_tables(values: Mapping[str, Any], table: Mapping[str, Setting], *, where: str = "") -> dict[str, Any]:
@@ -781,10 +786,12 @@ _ELSEWHERE = "ludic.adapters.foreign_settings:answer"
 def meaning_elsewhere(
     name: str, known: Collection[str], shown: Callable[[str], str] = str, algorithm: str | None = None
 ) -> str | None:
-    """Return what an unknown name is in another program, as the end of a message; None for a name that none has.
+    """Return what an unknown name was in an older ludic, or is in another program, as the end of a message; else None.
 
     shown: how a setting of ludic is written, such as with hyphens as a flag.
     """
+    if name in GONE and name not in known:
+        return f"gone: {GONE[name].instead}"
     return find_by_name(_ELSEWHERE)(name, known, shown, algorithm)
 
 

@@ -110,18 +110,16 @@ class _WandbRun(Protocol):
 def wandb(run: TrackedRun) -> Iterator[TrackerLog]:
     """Log to W&B. A resumed trainer continues the run of the same id: the root's run_id, or WANDB_RUN_ID.
 
-    What no setting says is taken from W&B's own environment variables and settings file.
+    Project, name, entity and tags are those of W&B's own environment variables and settings file.
     """
     import wandb
 
     require_account()  # else W&B would ask for one, in a thread
     known = wandb.setup().settings
-    config, root = run.config, run.root
+    root = run.root
     with wandb.init(
-        entity=config.tracker_entity,
-        project=config.tracker_project or known.project or "ludic",
-        name=config.tracker_name or known.run_name or root.url.rstrip("/").rpartition("/")[2],
-        tags=config.tracker_tags or None,
+        project=known.project or "ludic",
+        name=known.run_name or root.url.rstrip("/").rpartition("/")[2],
         id=known.run_id or root.run_id,
         resume="allow",
         config=dict(run.settings),

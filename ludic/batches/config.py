@@ -88,9 +88,6 @@ class BatchConfig:
     rollout_timeout_s: Annotated[Seconds | None, Role(changes_weights=False)] = 1800.0
     """Seconds without new rollouts that a step can use, since none come or filters drop them, before the trainer stops
     with an error; None waits forever."""
-    max_failed_batches: Annotated[Count | None, Role(changes_weights=False)] = 2
-    """Batches' worth of groups after which the trainer, and with it `ludic run`, stops with the traceback if every
-    rollout of them failed; None never stops for that. Not used offline."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range or contradicts another setting."""

@@ -29,6 +29,8 @@ from ludic.store.tables import ScoreReader
 
 logger = logging.getLogger(__name__)
 
+MAX_FAILED_BATCHES = 2
+"""Batches' worth of groups after which the trainer, and with it `ludic run`, stops if every rollout of them failed."""
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.5
 _PAUSE_SHARE, _LOCAL_PAUSE_SHARE = 4.0, 1.0
 """Minimum pause after a poll, as a multiple of the time that a poll without a find took, up to _LONGEST_WAIT_S. A poll
@@ -153,15 +155,14 @@ class OnlineSource:
         self._num_pending_groups = self._num_ready_groups = self._planner.num_pending_groups
 
     def _check_failures(self, step: int) -> None:
-        """Raise AllFailedError if every rollout of the last `max_failed_batches` batches failed."""
-        most, num_groups = self._config.max_failed_batches, self._failed.num_groups
-        if most is None or num_groups < most * run_of(self._root).groups_per_batch:
+        """Raise AllFailedError if every rollout of the last MAX_FAILED_BATCHES batches failed."""
+        num_groups = self._failed.num_groups
+        if num_groups < MAX_FAILED_BATCHES * run_of(self._root).groups_per_batch:
             return
         error = AllFailedError(
             f"{self._failed.error}; by this, or alike, each of the {self._failed.num_rollouts} rollouts of the newest "
             f"{num_groups} groups of {self._root.url} failed, and step {step} has nothing to train on; correct it and "
-            "start again, with --update-code if a file of yours has changed (max_failed_batches sets how many batches "
-            "may fail)"
+            "start again, with --update-code if a file of yours has changed"
         )
         error.detail = self._failed.traceback
         raise error

@@ -7,7 +7,7 @@ the root; and the rows of earlier batches that an advantage continues from.
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Any, Literal, Protocol, Self
 
@@ -19,6 +19,7 @@ from ludic.code.kept import trusted_files
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.run_json import run_of
 from ludic.schema import table_from_bytes, table_to_bytes
+from ludic.settings import flat
 from ludic.sql.planner import BatchRules, LossUnit, Planner
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt
@@ -145,7 +146,7 @@ def batch_rules(
     loss_unit: LossUnit = "row",
     needs_logprobs: bool = True,
 ) -> BatchRules:
-    """Return the planner's rules from the settings; max_off_policy_steps and max_age_s become filters.
+    """Return the planner's rules: settings with the name of a rule; max_off_policy_steps and max_age_s become filters.
 
     Offline these two are ignored, since no newer rollouts would come. seed: of the run. loss_unit, needs_logprobs: of
     the loss, see BatchRules. Raises ConfigError if sql_params holds a name that is a setting itself.
@@ -154,24 +155,22 @@ def batch_rules(
     limits = {name: value for name, value in limits.items() if value is not None and not config.offline}
     for name in limits.keys() & config.sql_params.keys():
         raise ConfigError(f"sql_params has {name!r}, which is a setting of its own; leave it out of sql_params")
+    own = {each.name for each in fields(BatchRules)}
+    rules = {name: value for name, value in flat(config).items() if name in own}
+    rules |= {
+        "filters": (*config.filters, *(_FILTER_OF[name] for name in limits)),
+        "params": {**config.sql_params, **limits},
+    }
+    rules["selection"] = config.selection or ("epochs" if config.offline else "fifo")
+    if config.offline:
+        rules |= {"max_uses": config.epochs or _ENDLESS, "wait_for_scores_s": 0.0}
     return BatchRules(
-        advantage=config.advantage,
-        filters=(*config.filters, *(_FILTER_OF[name] for name in limits)),
-        where=config.where,
-        selection=config.selection or ("epochs" if config.offline else "fifo"),
-        max_uses=(config.epochs or _ENDLESS) if config.offline else config.max_uses,
-        params={**config.sql_params, **limits},
+        **rules,
         seed=seed,
-        baseline_over=config.baseline_over,
         loss_unit=loss_unit,
         needs_logprobs=needs_logprobs,
         computes_logprobs=config.compute_logprobs,
-        scorers=config.scorers,
-        reward_scorer=config.reward_scorer,
-        mixed_scorers=config.mixed_scorers,
-        wait_for_scores_s=0.0 if config.offline else config.wait_for_scores_s,
         groups_per_batch=groups_per_batch,
-        max_seq_len=config.max_seq_len,
     )
 
 

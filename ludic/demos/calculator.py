@@ -331,7 +331,7 @@ def _print_next(console: Console, root: Root, before: int, after: int) -> None:
     kinds = "select metadata['kind'] as kind, count(*), avg(episode_reward) from rollouts group by all order by all"
     print_next(
         console,
-        f"show {root.url} {rollout_id}",
+        f"view {root.url} {rollout_id} --text",
         f'sql {root.url} "{kinds}"',
-        f"eval compare {root.url}@{before} @{after}",
+        f"compare {root.url}@{before} @{after}",
     )

@@ -194,7 +194,7 @@ def _print_next(console: Console, root: Root) -> None:
     query = "select step, count(*), avg(episode_reward), avg(off_policy_steps) from batches group by all order by all"
     print_next(
         console,
-        f"show {root.url} {rollout_id}",
+        f"view {root.url} {rollout_id} --text",
         f'sample {root.url} --prompt "write a story about cats in the garden" --n 4',
         f'sql {root.url} "{query}"',
         f"report {root.url} --output report.html",

@@ -57,17 +57,11 @@ class LaunchConfig(StreamConfig):
     then it is killed."""
 
     launcher: Literal["local", "ray"] = "local"
-    """local: processes of this machine; ray: actors on the nodes of a Ray cluster, which must reach the root."""
-    ray_address: str | None = None
-    """Address of the Ray cluster, such as node1:6379. None takes RAY_ADDRESS, else the cluster of this machine, else
-    starts one on this machine."""
-    ray_cpus: Annotated[int, Range(1, 10**4)] = 1
-    """Number of CPUs that Ray reserves for each worker and each rank."""
+    """local: processes of this machine; ray: actors on the nodes of a Ray cluster, which must reach the root: that
+    of RAY_ADDRESS, such as node1:6379, else the cluster of this machine, else one that is started on it."""
 
     def __post_init__(self) -> None:
         check(self)
-        if self.launcher == "local" and self.ray_address is not None:
-            raise ConfigError("ray_address has no effect without --launcher ray; add it, or leave out ray_address")
         if self.launcher == "ray" and {self.trainer_gpus, self.worker_gpus} != {None}:
             raise ConfigError(
                 "trainer_gpus and worker_gpus name GPUs of this machine; with --launcher ray, Ray assigns"

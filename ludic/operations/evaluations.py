@@ -75,8 +75,10 @@ def eval_(
     if isinstance(parts["samples"].get("env"), str):
         parts["samples"]["env"] = (parts["samples"]["env"],)
     if stored:
-        chosen = None if engine == EngineConfig() else engine  # a command gives the default one
-        own = {"suite": suite, "engine": chosen, "device": device, "model": model} | parts["samples"] | parts["code"]
+        own_engine = None if engine == EngineConfig() else engine  # a command gives the default one
+        own = (
+            {"suite": suite, "engine": own_engine, "device": device, "model": model} | parts["samples"] | parts["code"]
+        )
         for name, value in own.items():
             if name != "env" and value is not None:
                 raise SettingsError(f"{name} is for sampling, and stored samples nothing; leave out one of them")

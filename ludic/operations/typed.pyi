@@ -71,7 +71,6 @@ class TrainConfigValues(TypedDict, total=False):
     replay_experts: bool | None
     balance_by: Literal["tokens", "cost"] | None
     rollout_timeout_s: float | None
-    max_failed_batches: int | None
     objective: (
         Literal["reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo", "vespo", "sft", "dpo", "ipo", "orpo"]
         | Mapping[str, Any]
@@ -99,10 +98,8 @@ class TrainConfigValues(TypedDict, total=False):
     clip_low: float | None
     clip_high: float | None
     dual_clip: float | None
-    sapo_tau_positive: float
-    sapo_tau_negative: float
-    dppo_low: float
-    dppo_high: float
+    sapo_tau: Sequence[float]
+    dppo_bounds: Sequence[float]
     vespo_k: Sequence[float]
     vespo_lambda: Sequence[float]
     dpo_beta: float
@@ -138,16 +135,11 @@ class TrainConfigValues(TypedDict, total=False):
     compile: bool | None
     checkpoint_every: int | None
     keep_checkpoints: int | None
-    keep_checkpoints_every: int | None
     async_checkpoint: bool
     max_shard_size: str
     keep_policies: int | None
     full_version_every: int | None
     log_to: Literal["none", "tensorboard", "wandb"]
-    tracker_project: str | None
-    tracker_entity: str | None
-    tracker_name: str | None
-    tracker_tags: Sequence[str]
     tracker_samples_every: int | None
     num_threads: int | None
     lease_s: float
@@ -167,7 +159,6 @@ class EngineConfigValues(TypedDict, total=False):
 class LaunchConfigValues(TypedDict, total=False):
     in_flight: int | None
     swap: Literal["token", "completion", "episode"]
-    on_stop: Literal["give_up", "finish"]
     env_timeout_s: float | None
     episode_timeout_s: float | None
     local_workers: int | None
@@ -179,8 +170,6 @@ class LaunchConfigValues(TypedDict, total=False):
     take_over: bool
     stop_within_s: int
     launcher: Literal["local", "ray"]
-    ray_address: str | None
-    ray_cpus: int
 
 class MeasureConfigValues(TypedDict, total=False):
     measures: Sequence[str]
@@ -274,7 +263,6 @@ class ViewOptionsValues(TypedDict, total=False):
 class WorkerConfigValues(TypedDict, total=False):
     in_flight: int | None
     swap: Literal["token", "completion", "episode"]
-    on_stop: Literal["give_up", "finish"]
     env_timeout_s: float | None
     episode_timeout_s: float | None
     slot: int | None

@@ -21,9 +21,6 @@ class StreamConfig:
     swap: Literal["token", "completion", "episode"] = "token"
     """When new weights replace those in use: between two tokens of the completions being sampled, or after these
     completions, or after the episodes. Later is more exact, and lets the engine wait for the longest one."""
-    on_stop: Literal["give_up", "finish"] = "give_up"
-    """What happens to groups that have begun when the worker is told to stop: give them up, so that the next life of
-    the slot samples them again, or finish them first, for which the time to stop has to be long enough."""
     env_timeout_s: SecondsOfADay | None = ENV_TIMEOUT_S
     """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
     episode_timeout_s: SecondsOfADay | None = None

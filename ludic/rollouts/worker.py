@@ -301,9 +301,7 @@ class Stream:
         self._events += [self._event("complete", each.begun) for each in finished]
 
     def _is_over(self) -> bool:
-        if self._stop.is_set():
-            return self._config.on_stop == "give_up" or self._pump.num_open == 0
-        return self._num_started == self._config.num_groups and self._pump.num_open == 0
+        return self._stop.is_set() or (self._num_started == self._config.num_groups and self._pump.num_open == 0)
 
     def _begin_group(self) -> bool:
         """Begin the next group if there is room for it, and return whether it has begun."""

@@ -350,11 +350,10 @@ def _read_marker(root: Root, name: str) -> CheckpointInfo | None:
     return parse_marker(data, f"{root.url}/{name}")
 
 
-def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | None = None) -> list[str]:
+def prune_checkpoints(root: Root, attempt: Attempt, keep: int) -> list[str]:
     """Delete old and incomplete checkpoints; returns their names.
 
-    Keeps the newest `keep` complete checkpoints, those whose step is a multiple of `every`, and incomplete ones of
-    this attempt and later ones.
+    Keeps the newest `keep` complete checkpoints, and incomplete ones of this attempt and later ones.
 
     Call it on rank 0, right after a checkpoint of `attempt`. Raises FencedError if a newer attempt owns the root:
     claims are read after that checkpoint is complete and before the first deletion, see `Attempts` above.
@@ -363,11 +362,7 @@ def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | N
     complete = {(info.attempt_id, info.step): folder_of(info) for info in complete_checkpoints(root)}
     # A fenced trainer may still complete such a checkpoint; then it is not on the chain.
     incomplete = sorted(each for each in begun - complete.keys() if each[0] < attempt.attempt_id)
-    old = [
-        complete[checkpoint_id]
-        for checkpoint_id in outdated(complete, keep)
-        if every is None or checkpoint_id[1] % every
-    ]
+    old = [complete[checkpoint_id] for checkpoint_id in outdated(complete, keep)]
     old += map(checkpoint_folder, incomplete)
     check_not_fenced(root, attempt)
     for name in old:

@@ -23,8 +23,8 @@ from ludic.settings import Count, CountOr0, Needs, Range, Role, Tokens, Weight, 
 
 Bounds = Annotated[tuple[float, float], Range(0, 10**6)]
 """Two bounds of an importance ratio, below and above 1."""
-ByGain = Annotated[tuple[float, float], Range(0, 10**6)]
-"""Two numbers: for positive and for negative advantages."""
+PositiveByGain = Annotated[tuple[float, float], Range(0, 10**6, above=True)]
+"""Two numbers above 0: for positive and for negative advantages."""
 
 
 # Policy gradients.
@@ -151,10 +151,8 @@ class Sapo(OffPolicy):
 
     name = "sapo"
 
-    sapo_tau_positive: Weight = 1.0
-    """Temperature of the SAPO gate for positive advantages."""
-    sapo_tau_negative: Weight = 1.05
-    """Temperature of the SAPO gate for negative advantages."""
+    sapo_tau: PositiveByGain = (1.0, 1.05)
+    """Temperature of the SAPO gate, for positive and for negative advantages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +161,9 @@ class Dppo(OffPolicy):
 
     name = "dppo"
 
-    dppo_low: Weight = 0.2
-    """Mask tokens with a negative advantage whose probability has fallen by more than this."""
-    dppo_high: Weight = 0.2
-    """Mask tokens with a positive advantage whose probability has risen by more than this."""
+    dppo_bounds: PositiveByGain = (0.2, 0.2)
+    """Mask tokens with a positive advantage whose probability has risen by more than the first number, and those with a
+    negative one whose probability has fallen by more than the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,17 +172,10 @@ class Vespo(OffPolicy):
 
     name = "vespo"
 
-    vespo_k: ByGain = (2.0, 3.0)
+    vespo_k: PositiveByGain = (2.0, 3.0)
     """Exponent of the sequence's ratio, for positive and for negative advantages."""
-    vespo_lambda: ByGain = (3.0, 2.0)
+    vespo_lambda: PositiveByGain = (3.0, 2.0)
     """Decay rate in the sequence's ratio, for positive and for negative advantages."""
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError if a value is out of range."""
-        OffPolicy.__post_init__(self)
-        for name in ("vespo_k", "vespo_lambda"):
-            if not all(0 < value < float("inf") for value in getattr(self, name)):
-                raise ConfigError(f"{name} is {getattr(self, name)}, wanted two numbers above 0")
 
 
 # Likelihood and pairs.
@@ -429,8 +419,6 @@ class CheckpointConfig:
     """Steps between checkpoints; None writes one at the end only."""
     keep_checkpoints: Annotated[Count | None, Role(changes_weights=False)] = 3
     """Number of newest checkpoints to keep; None keeps all."""
-    keep_checkpoints_every: Annotated[Count | None, Role(changes_weights=False)] = None
-    """Keep checkpoints whose step is a multiple of this, in addition to the newest; None keeps only the newest."""
     async_checkpoint: Annotated[bool, Role(changes_weights=False)] = True
     """Write checkpoints in the background, from a copy in memory; the run waits for its last one."""
     max_shard_size: Annotated[str, Role(changes_weights=False)] = "5GB"
@@ -453,15 +441,8 @@ class TrackerConfig:
     """Another program that shows metrics, evaluations and samples; the root holds all of them anyway."""
 
     log_to: Annotated[Literal["none", "tensorboard", "wandb"], Role(changes_weights=False)] = "none"
-    """Program that shows the run, in addition to the root's own tables; docs/watching.md lists what it gets."""
-    tracker_project: Annotated[str | None, Role(changes_weights=False)] = None
-    """Project of W&B; None takes WANDB_PROJECT, else ludic."""
-    tracker_entity: Annotated[str | None, Role(changes_weights=False)] = None
-    """User or team of W&B; None takes WANDB_ENTITY, else the account's default."""
-    tracker_name: Annotated[str | None, Role(changes_weights=False)] = None
-    """Name of the run in W&B; None takes WANDB_NAME, else the last part of the root's location."""
-    tracker_tags: Annotated[tuple[str, ...], Role(changes_weights=False)] = ()
-    """Tags of the run in W&B; if empty, those of WANDB_TAGS."""
+    """Program that shows the run, in addition to the root's own tables; docs/watching.md lists what it gets. W&B takes
+    project, name, entity and tags from its own environment variables."""
     tracker_samples_every: Annotated[Count | None, Role(changes_weights=False)] = 20
     """Steps between tables of answers, the best and the worst of some groups of each environment; None sends none."""
 

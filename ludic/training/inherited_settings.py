@@ -14,6 +14,7 @@ from typing import Any
 from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.errors import ConfigError, MissingRootError
 from ludic.models.first_model import same_model
+from ludic.renamed_settings import GONE
 from ludic.run_config import RunConfig
 from ludic.run_json import run_of
 from ludic.settings import given as as_given
@@ -73,7 +74,25 @@ def earlier_settings(root_url: str, given: Mapping[str, Any], *, online: bool = 
     """
     replayed = None if online else given.get("replay_batches")
     earlier = replay_settings(replayed) if replayed is not None else _stored_settings(root_url)
+    _answer_gone(root_url, earlier, given)
     return {name: value for name, value in earlier.items() if not (online and name in OFFLINE_SETTINGS)}
+
+
+def _answer_gone(root_url: str, earlier: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Say which settings of the last trainer are gone, if it did otherwise than ludic does now.
+
+    Raises ConfigError for one whose successor must be given.
+    """
+    for name in earlier.keys() & GONE.keys():
+        gone, value = GONE[name], earlier[name]
+        if value == gone.as_now:
+            continue
+        if gone.successor and gone.successor not in given:
+            raise ConfigError(
+                f"the last trainer of {root_url} had {name} {value!r}, which is gone: {gone.instead}; "
+                f"set {gone.successor}, so that this one does what you want"
+            )
+        logger.warning("the last trainer of %s had %s %r, which is gone: %s", root_url, name, value, gone.instead)
 
 
 def _stored_settings(root_url: str) -> Mapping[str, Any]:

@@ -247,7 +247,7 @@ def gmpo(terms: TokenTerms, config: Gmpo) -> tuple[Tensor, Tensor]:
 
 def sapo(terms: TokenTerms, config: Sapo) -> tuple[Tensor, Tensor]:
     """Soft gate instead of a clip: Gao et al. 2025 (arXiv 2511.20347), eq. 5 and 6."""
-    tau = torch.where(terms.advantages > 0, config.sapo_tau_positive, config.sapo_tau_negative).to(terms.log_ratio)
+    tau = torch.where(terms.advantages > 0, *config.sapo_tau).to(terms.log_ratio)
     gate = torch.sigmoid(tau * (terms.ratio - 1)) * 4 / tau
     return gate * terms.advantages, torch.zeros_like(terms.mask)
 
@@ -255,11 +255,12 @@ def sapo(terms: TokenTerms, config: Sapo) -> tuple[Tensor, Tensor]:
 def dppo(terms: TokenTerms, config: Dppo) -> tuple[Tensor, Tensor]:
     """Ratio of tokens whose probability moved little: Qi et al. 2026 (DPPO, arXiv 2602.04879), binary TV.
 
-    A token is masked if its probability has risen by more than dppo_high at a positive advantage, or fallen by more
-    than dppo_low otherwise.
+    A token is masked if its probability has risen by more than the first of dppo_bounds at a positive advantage, or
+    fallen by more than the second otherwise.
     """
     moved = terms.logprobs.detach().exp() - terms.sampler_logprobs.exp()
-    too_far = torch.where(terms.advantages > 0, moved > config.dppo_high, moved < -config.dppo_low)
+    high, low = config.dppo_bounds
+    too_far = torch.where(terms.advantages > 0, moved > high, moved < -low)
     return torch.where(too_far, 0, terms.ratio * terms.advantages), too_far
 
 

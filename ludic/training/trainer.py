@@ -397,8 +397,7 @@ class _Trainer:
             before_marker=partial(main.log.wait, snapshot.info.step),
         )
         if self._config.checkpoint.keep_checkpoints is not None:
-            every = self._config.checkpoint.keep_checkpoints_every
-            prune_checkpoints(self._root, main.attempt, self._config.checkpoint.keep_checkpoints, every=every)
+            prune_checkpoints(self._root, main.attempt, self._config.checkpoint.keep_checkpoints)
 
     def _finish_publishing(self, *, wait: bool = True) -> None:
         assert self._main is not None

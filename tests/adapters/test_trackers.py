@@ -94,8 +94,7 @@ from tiny_runs import train_here
 
 root = Root.open(sys.argv[1])
 train_here(root, num_steps=2, log_to="wandb", checkpoint_every=2, tracker_samples_every=2)
-mine = {"tracker_project": "mine", "tracker_entity": "us", "tracker_name": "again", "tracker_tags": ("x", "y")}
-train_here(root, num_steps=4, log_to="wandb", tracker_samples_every=None, where="env_name <> 'secret-of-s3'", **mine)
+train_here(root, num_steps=4, log_to="wandb", tracker_samples_every=None, where="env_name <> 'secret-of-s3'")
 """
 
 
@@ -119,7 +118,7 @@ def test_wandb_gets_curves_samples_and_names_and_a_resumed_trainer_continues_its
 
     ours = {"run_id": root.run_id}
     assert first.facts == ours | {"project": "theirs", "entity": "them", "display_name": "cats", "tags": ["a", "b"]}
-    assert second.facts == ours | {"project": "mine", "entity": "us", "display_name": "again", "tags": ["x", "y"]}
+    assert second.facts == first.facts
     assert (first.exit_code, second.exit_code) == (0, 0)
     assert first.axes == {"step": "", "*": "step"}
     assert first.config["env"] == ["moar_cats"]

@@ -478,17 +478,6 @@ def test_one_good_rollout_lets_a_run_go_on(new_root, open_source):
         next_plan(source, 1)
 
 
-@pytest.mark.parametrize(("num_groups", "most"), [(3, 1), (8, None)])
-def test_the_setting_says_how_many_batches_may_fail(new_root, open_source, num_groups, most):
-    root = new_root()
-    source, _ = open_source(root, max_failed_batches=most, rollout_timeout_s=0.5)
-    source.count_ready_groups(0)
-    fill_failed(root, num_groups)
-    with pytest.raises(StalledError) as caught:
-        next_plan(source, 1)
-    assert isinstance(caught.value, AllFailedError) == (most is not None)
-
-
 def test_what_had_failed_before_a_restart_does_not_count(new_root, open_source):
     root = new_root()
     fill_failed(root, 8)

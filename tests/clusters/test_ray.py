@@ -55,14 +55,14 @@ def running(
 ) -> Iterator[subprocess.Popen]:
     """A `ludic run` on the cluster, with the settings of the root; its output is in the file log."""
     log = Path(root.path).parent / "log"
-    settings = to_flags({**config.flat(), "launcher": "ray", "ray_address": nodes.address})
+    settings = to_flags({**config.flat(), "launcher": "ray"})
     with log.open("wb") as out:
         process = subprocess.Popen(
             [Path(sys.executable).with_name("ludic"), "run", root.url, *settings, *flags],
             cwd=cwd,
             stdout=out,
             stderr=out,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": nodes.address},
         )
     try:
         yield process

@@ -32,7 +32,7 @@ def reward(index, answer):
 # The first example is what the checks before a start ask for.
 FAILS, SOME_FAIL = (
     OWN.replace("REWARD", "[1.0][7 if index else 0]"),
-    OWN.replace("REWARD", "[1.0][7 if index % 4 else 0]"),
+    OWN.replace("REWARD", "[1.0][7 if index % 2 else 0]"),
 )
 WORKS = OWN.replace("REWARD", "float(len(answer))")
 SETTINGS = ["--group-size", "4", "--groups-per-batch", "2", "--max-tokens", "8", "--accept-incomplete"]
@@ -86,8 +86,8 @@ def test_a_run_of_which_everything_fails_ends_and_goes_on_after_the_fix(tmp_path
 
 def test_a_run_with_some_good_rollouts_goes_on(tmp_path: Path) -> None:
     model = open_demo(str(tmp_path / "demo")).record.model
-    (tmp_path / "own.py").write_text(SOME_FAIL)  # three groups of four
-    settings = [*SETTINGS, "--num-steps", "3", "--max-failed-batches", "8"]
+    (tmp_path / "own.py").write_text(SOME_FAIL)  # one group of two
+    settings = [*SETTINGS, "--num-steps", "3"]
     done = run(tmp_path / "run", "--model", model, "--env", f"{tmp_path}/own.py:Own", *settings)
     assert done.returncode == 0, done.stderr
     assert "trained to step 3" in done.stdout

@@ -17,11 +17,9 @@ from ludic.rollouts.config import WorkerConfig
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ray_address": "node1:6379"}, "ray_address has no effect without --launcher ray"),
         ({"launcher": "ray", "worker_gpus": "0"}, "trainer_gpus and worker_gpus name GPUs of this machine"),
         ({"launcher": "ray", "trainer_gpus": ""}, "trainer_gpus and worker_gpus name GPUs of this machine"),
         ({"launcher": "slurm"}, "launcher is 'slurm', wanted one of 'local', 'ray'"),
-        ({"launcher": "ray", "ray_cpus": 0}, "ray_cpus is 0, wanted at least 1"),
         ({"eval_every": 0}, "eval_every is 0, wanted at least 1"),
         ({"eval_options": {"n": 4}}, "eval_options has no effect without eval_every"),
         (
@@ -42,7 +40,7 @@ def test_settings_without_effect_are_refused(settings: dict[str, Any], message: 
 
 
 def test_settings_of_ray_go_with_its_launcher() -> None:
-    assert LaunchConfig(launcher="ray", ray_address="node1:6379", local_workers=2).workers_of(4) == 2
+    assert LaunchConfig(launcher="ray", local_workers=2).workers_of(4) == 2
 
 
 def test_the_evaluation_has_the_limits_of_the_run_unless_it_gets_others() -> None:
@@ -53,7 +51,7 @@ def test_the_evaluation_has_the_limits_of_the_run_unless_it_gets_others() -> Non
 
 
 def test_workers_get_the_settings_of_their_episodes() -> None:
-    settings = {"in_flight": 4, "swap": "episode", "on_stop": "finish", "env_timeout_s": 3.0, "episode_timeout_s": 9.0}
+    settings = {"in_flight": 4, "swap": "episode", "env_timeout_s": 3.0, "episode_timeout_s": 9.0}
     args = config_args("worker-0", worker_settings(LaunchConfig(**settings), model=None))
     assert parsed(worker, "root", *args).worker == WorkerConfig(**settings)
 

@@ -110,7 +110,7 @@ class Case:
     train_s: float
     seed: int
     end: str
-    """groups: all of `num_groups` are committed. give_up, finish: told to stop. fails: following LATEST fails."""
+    """groups: all of `num_groups` are committed. give_up: told to stop. fails: following LATEST fails."""
     num_groups: int
     end_s: float
 
@@ -134,7 +134,7 @@ cases = st.builds(
     follow_budget=st.sampled_from([True, True, True, False]),
     train_s=st.sampled_from([0.0, 0.1, 2.0]),
     seed=st.integers(0, 999),
-    end=st.sampled_from(["groups", "give_up", "finish", "fails"]),
+    end=st.sampled_from(["groups", "give_up", "fails"]),
     num_groups=st.integers(1, 16),
     end_s=st.floats(0.0, 3.0),
 )
@@ -256,7 +256,7 @@ class Watch:
         self.is_closed = False
         self._append, stream._store.append = stream._store.append, self.append  # type: ignore[method-assign]
         self._follow, stream._follower.follow = stream._follower.follow, self.follow  # type: ignore[method-assign]
-        if case.end in ("give_up", "finish"):
+        if case.end == "give_up":
             trainer.clock.call_at(case.end_s, self.stop)
 
     def stop(self) -> None:
@@ -272,7 +272,7 @@ class Watch:
 
     def on_close(self) -> None:
         self.is_closed = True
-        if self.told_to_end_s is not None and self._case.end != "finish":
+        if self.told_to_end_s is not None:
             late = self._rounds.since(self.told_to_end_s + TICK_S)
             assert late <= MOST_ROUNDS, f"ended {late} rounds after it was told to"
 
@@ -383,7 +383,6 @@ def test_whatever_blocks_the_loop_budget_age_and_stop_hold_and_no_group_is_lost(
         in_flight=case.in_flight,
         follow_budget=case.follow_budget,
         num_groups=case.num_groups if case.end == "groups" else None,
-        on_stop="finish" if case.end == "finish" else "give_up",
         env_timeout_s=None,
     )
     watches: list[Watch] = []
@@ -418,5 +417,5 @@ def test_whatever_blocks_the_loop_budget_age_and_stop_hold_and_no_group_is_lost(
     assert requests == [number * case.group_size + index for number in numbers for index in range(case.group_size)]
     if case.end == "groups":
         assert stream.num_committed == case.num_groups
-    if case.end in ("groups", "finish"):
+    if case.end == "groups":
         assert ends["given_up"] == 0

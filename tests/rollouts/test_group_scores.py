@@ -1,7 +1,6 @@
 """Answers to one example are scored together when all have ended, and rows say their final reward."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -356,17 +355,3 @@ def test_a_worker_stores_the_final_rewards(
     assert sorted((row["group_index"], row["episode_reward"]) for row in rows) == [(0, 10.0)] * 3 + [(1, 11.0)] * 3
     assert all(dict(row["reward_components"]) == {"place": 2.0} for row in rows)
     assert all(sum(row["token_rewards"]) == row["episode_reward"] for row in rows)
-
-
-@pytest.mark.slow
-def test_a_worker_finishes_the_groups_that_are_being_scored(
-    tmp_path: Path, run_config: Callable[..., RunConfig], working: Any, folder: str
-) -> None:
-    file = tmp_path / "own.py"
-    file.write_text(OWN.replace("sleep(0.001)", "sleep(0.5)"))
-    root = create_root(str(tmp_path / "run"), run_config(env=(f"{file}:Own",), accept_incomplete=True))
-    publish(root, folder, budget=2)
-    with working(root, on_stop="finish") as wait_until:
-        wait_until(lambda: threading.active_count() > 1)
-        wait_until(lambda: bool(list((tmp_path / "run").glob("rollouts/**/*.parquet"))))
-    assert {row["episode_reward"] for row in committed_rows(root, "episode_reward")} == {10.0, 11.0}

@@ -217,19 +217,6 @@ def test_complete_groups_are_stored_if_the_engine_dies(
 
 
 @pytest.mark.slow
-def test_groups_that_have_begun_are_finished_first_if_the_settings_say_so(
-    root: Root, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "ludic.rollouts.worker")
-    with working(root, on_stop="finish") as (engine, end):
-        wait_until(lambda: len(versions(root)) > 8 and engine.num_running == 8)
-        num_groups = end()
-    numbers = {row["request_index"] // 2 for row in committed_rows(root, "request_index")}
-    assert numbers == set(range(num_groups))
-    assert "gave up" not in caplog.text
-
-
-@pytest.mark.slow
 def test_a_group_that_is_closed_early_keeps_what_its_other_episodes_had_sampled(tmp_path: Path, folder: str) -> None:
     root = create(tmp_path, folder, group_size=4, close_groups_at=3)
     with working(root, num_groups=6) as (_, end):

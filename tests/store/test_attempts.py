@@ -81,7 +81,10 @@ def test_settings_of_older_versions_are_read_under_their_current_names(root):
     former = GOLDEN.read_bytes()
     root.put("attempts/1.json", former)
     settings = read_attempt(root, 1).config
-    assert settings == {RENAMED.get(name, name): value for name, value in json.loads(former)["config"].items()}
+    renamed = {RENAMED.get(name, name): value for name, value in json.loads(former)["config"].items()}
+    lists = {"sapo_tau": [renamed.pop("sapo_tau_positive"), renamed.pop("sapo_tau_negative")]}
+    lists |= {"dppo_bounds": [renamed.pop("dppo_high"), renamed.pop("dppo_low")]}
+    assert settings == renamed | lists
     assert (settings["loss_normalization"], settings["max_tokens_per_micro_batch"]) == ("sequences", 512)
 
 

@@ -116,15 +116,6 @@ def test_pruning_keeps_the_newest_whole(run_root, trainer):
     load_checkpoint(run_root, infos[2], model, optimizer)
 
 
-def test_pruning_also_keeps_every_nth_step(run_root, trainer):
-    model, optimizer = trainer()
-    attempt = start_attempt(run_root)
-    for step in range(1, 8):
-        save(run_root, model, optimizer, attempt_id=1, step=step)
-    prune_checkpoints(run_root, attempt, keep=2, every=3)
-    assert [info.step for info in complete_checkpoints(run_root)] == [3, 6, 7]
-
-
 def test_a_snapshot_is_of_the_moment_it_was_taken(run_root, trainer):
     """Also where the next steps come before it is written, as in a trainer that writes in the background."""
     model, optimizer = trainer()

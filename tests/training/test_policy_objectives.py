@@ -112,7 +112,7 @@ def test_gmpo_clips_the_gain_only():
 
 def test_sapo_gates_softly_with_a_temperature_for_each_sign():
     # f(r) = sigmoid(tau (r - 1)) 4 / tau; at r = 1 it is 2 / tau, with slope 1
-    settings = {"objective": "sapo", "sapo_tau_positive": 1.0, "sapo_tau_negative": 2.0}
+    settings = {"objective": "sapo", "sapo_tau": (1.0, 2.0)}
     loss, gradient, _ = loss_and_gradient(([1.0, 1.0, 2.0], [1.0, -1.0, 1.0]), **settings)
     sigmoid = 1 / (1 + math.exp(-1))
     assert loss == pytest.approx(-(2 - 1 + 4 * sigmoid))
@@ -121,7 +121,7 @@ def test_sapo_gates_softly_with_a_temperature_for_each_sign():
 
 def test_dppo_drops_what_moved_its_probability_too_far_the_way_of_its_advantage():
     # the sampler's probability is e^-1 = 0.368: at 1.5 it rose by 0.184, at 0.5 it fell by 0.184, at 1.2 rose by 0.074
-    settings = {"objective": "dppo", "dppo_low": 0.1, "dppo_high": 0.1}
+    settings = {"objective": "dppo", "dppo_bounds": (0.1, 0.1)}
     ratios, advantages = [1.5, 1.5, 0.5, 0.5, 1.2], [1.0, -1.0, -2.0, 2.0, 3.0]
     loss, gradient, sums = loss_and_gradient((ratios, advantages), **settings)
     assert gradient == pytest.approx([0, 1.5, 0, -0.5 * 2, -1.2 * 3])

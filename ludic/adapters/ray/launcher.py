@@ -84,7 +84,7 @@ def launch(
     model = other_location(root, model)
     root = Root.open(url_anywhere(root))  # processes of Ray have another working directory
     if last_step(root) < config.num_steps:
-        with connected(processes.ray_address):
+        with connected():
             from ludic.adapters.ray.processes import RayTrainer, RayWorkers
 
             has_gpus = config.model.device != "cpu" and _has_gpus()
@@ -93,7 +93,6 @@ def launch(
                 root=root,
                 config=config,
                 ranks=processes.ranks,
-                num_cpus=processes.ray_cpus,
                 use_gpu=has_gpus or config.model.device == "cuda",
                 model=model,
                 code=code,
@@ -101,7 +100,6 @@ def launch(
             workers = RayWorkers(
                 root,
                 {**worker_settings(processes, model), **asdict(engine), "trust_code": code.trust_code},
-                num_cpus=processes.ray_cpus,
                 num_gpus=engine.tensor_parallel if _has_gpus() else 0,
                 stop_within_s=processes.stop_within_s,
             )
@@ -187,7 +185,7 @@ def _warn_of_room(processes: LaunchConfig, num_workers: int) -> None:
     """Warn if the cluster has too few CPUs now: what finds no room waits, without an error, until a node joins."""
     import ray
 
-    wanted, found = processes.ray_cpus * (processes.ranks + num_workers), ray.cluster_resources().get("CPU", 0)
+    wanted, found = processes.ranks + num_workers, ray.cluster_resources().get("CPU", 0)
     if wanted > found:
         logger.warning(
             "the Ray cluster has %g CPUs, and %d ranks and %d workers want %d (--ray-cpus each); the trainer comes "
@@ -256,7 +254,7 @@ def connected(address: str | None = None) -> Iterator[None]:
     except (ConnectionError, ValueError) as error:
         raise ConfigError(
             f"no Ray cluster is found at {address or os.environ.get('RAY_ADDRESS')}: {error}; "
-            "start one with `ray start --head`, or leave out ray_address"
+            "start one with `ray start --head`, or unset RAY_ADDRESS"
         ) from error
     try:
         yield

@@ -57,7 +57,6 @@ class RayTrainer:
     root: Root
     config: TrainConfig
     ranks: int
-    num_cpus: int
     """CPUs reserved for each rank."""
     use_gpu: bool
     """Reserve a GPU for each rank."""
@@ -104,7 +103,7 @@ class RayTrainer:
             scaling_config=ray_train.ScalingConfig(
                 num_workers=self.ranks,
                 use_gpu=self.use_gpu,
-                resources_per_worker={"CPU": self.num_cpus, **({"GPU": 1} if self.use_gpu else {})},
+                resources_per_worker={"CPU": 1, **({"GPU": 1} if self.use_gpu else {})},
             ),
             # Ray would also restart a trainer for ever that fails by a wrong setting; `run` above counts.
             run_config=ray_train.RunConfig(
@@ -250,13 +249,11 @@ class WorkerActor:
 class RayWorkers:
     """The workers of a run on the connected cluster; their number may change while the run goes on."""
 
-    def __init__(
-        self, root: Root, settings: Mapping[str, Any], *, num_cpus: int, num_gpus: int, stop_within_s: int
-    ) -> None:
-        """settings: of `ludic worker`. num_cpus, num_gpus: reserved for each worker. stop_within_s: time to stop."""
+    def __init__(self, root: Root, settings: Mapping[str, Any], *, num_gpus: int, stop_within_s: int) -> None:
+        """settings: of `ludic worker`. num_gpus: of each worker, beside a CPU. stop_within_s: time to stop."""
         self._root, self._settings, self._stop_within_s = root, settings, stop_within_s
         self._actor_class = ray.remote(WorkerActor).options(
-            num_cpus=num_cpus,
+            num_cpus=1,
             num_gpus=num_gpus,
             max_restarts=-1,
             max_task_retries=-1,

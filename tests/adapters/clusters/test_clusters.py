@@ -449,9 +449,9 @@ def test_a_trainer_elsewhere_goes_over_to_another_objective(root: Root) -> None:
     flags = make_plan(root, "slurm", config, EngineConfig(), ClusterConfig()).train_flags
     assert flags == ["--objective", "cispo", "--clip-low", "None"]
     assert next_config(root.url, {"objective": "cispo", "clip_low": None}, online=True) == config
-    config = TrainConfig.of(objective="sapo", sapo_tau_positive=2.0)
+    config = TrainConfig.of(objective="sapo", sapo_tau=(2.0, 1.0))
     flags = make_plan(root, "slurm", config, EngineConfig(), ClusterConfig()).train_flags
-    assert flags == ["--objective", "sapo", "--sapo-tau-positive", "2.0"]
+    assert flags == ["--objective", "sapo", "--sapo-tau", "2.0", "1.0"]
 
 
 @pytest.mark.slow
