@@ -102,12 +102,13 @@ def test_a_foreign_root_runs_no_code_unasked(ludic, hostile, marker):
 def test_reading_and_sampling_a_foreign_root_runs_no_code(ludic, hostile, marker, folder):
     flags = {
         "sample": ["--prompt", "aa", "--max-tokens", "2", "--device", "cpu"],
-        "show": ["0"],
+        "view": ["0"],
+        "watch": ["--totals"],
         "sql": ["select count(*) from rollouts"],
         "export": ["--format", "jsonl", "--out", str(folder / "out.jsonl")],
         "expire": ["--keep-versions", "5", "--dry-run"],
     }
-    for command in ("stats", "verify", "sample", "show", "sql", "compact", "expire", "export"):
+    for command in ("watch", "verify", "sample", "view", "sql", "compact", "expire", "export"):
         ludic(command, hostile.url, *flags.get(command, []))
         assert not marker.exists(), command
 

@@ -429,12 +429,11 @@ def test_names_are_those_of_the_flags() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["stats", "verify"])
-def test_a_command_takes_its_options_from_a_file(ludic, trained, tmp_path: Path, command: str) -> None:
+def test_a_command_takes_its_options_from_a_file(ludic, trained, tmp_path: Path) -> None:
     path = tmp_path / "json.toml"
     path.write_text("json = true")
-    assert ludic(command, trained.url, "--config", path).out.startswith("{")
-    assert not ludic(command, trained.url, "--config", path, "--no-json").out.startswith("{")
+    assert ludic("verify", trained.url, "--config", path).out.startswith("{")
+    assert not ludic("verify", trained.url, "--config", path, "--no-json").out.startswith("{")
 
 
 def test_a_resumed_trainer_takes_over_the_settings_of_the_one_before(trained) -> None:
