@@ -96,14 +96,15 @@ def _reference() -> str:
     """Return the page of all public names: those of ludic, of Run, and of the table of docs/api.md."""
     table = (ROOT / "docs/api.md").read_text().partition("## What your files may import")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(ludic[^`]*)` \| ([^|]*) \|", table, re.MULTILINE)
-    methods = re.findall(r"^    \w+ = (\w+)\.(\w+)$", (ROOT / "ludic/operations/run.py").read_text(), re.MULTILINE)
+    stub = (ROOT / "ludic/operations/methods.pyi").read_text()
+    methods = re.findall(r"^    (\w+) = (\w+)\.(\w+)$", stub, re.MULTILINE)
     parts = ["# Python reference\n\nExamples: [Train from Python](fit.md), [Python API](api.md).\n\n## ludic\n"]
     functions = {name: f"operations.fit.{name}" for name in ("grpo", "fit", "sft", "dpo")}
     functions |= {"create": "operations.create.create", "open": "operations.run.open_run"}
     functions |= {name: f"sql.{module}.{name}" for name, module in _SQL.items()}
     parts += [_entry(f"ludic.{path}", f"ludic.{name}") for name, path in functions.items()]
     parts += [_entry("ludic.operations.run.Run", "ludic.Run", members=["url", "config"])]
-    parts += [_entry(f"ludic.operations.{module}.{name}", f"run.{name}") for module, name in methods]
+    parts += [_entry(f"ludic.operations.{module}.{function}", f"run.{name}") for name, module, function in methods]
     parts += [_entry("ludic.run_config.RunConfig", "ludic.RunConfig"), _entry("ludic.store.root.Root", "ludic.Root")]
     for module, names in rows:
         parts.append(f"## {module}\n")

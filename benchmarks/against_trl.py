@@ -132,7 +132,7 @@ def _reward(model: Path, folder: Path, num_samples: int) -> float:
     """Return a model's mean reward on all held-out questions, with the settings and rewards of a run in `folder`."""
     with chdir(folder):  # the run names its questions from there
         run = ludic.create(model.parent / f"{model.name}-measured", like="ludic", model=model)
-        run.evaluate(0, num_examples=_NUM_HELDOUT, n=num_samples)
+        run.eval(0, num_examples=_NUM_HELDOUT, n=num_samples)
     return float(run.sql("select avg(reward) from eval_episodes").item())
 
 

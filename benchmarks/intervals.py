@@ -9,7 +9,7 @@ quantile of G - 1 degrees of freedom, the standard error of the examples' means,
 is 0.
 
 Power: both sides answer the same examples, with chances that differ by `difference`. True power is the share of drawn
-comparisons with p <= 0.05, by the test that `ludic eval compare` uses. Reported power is that which it prints.
+comparisons with p <= 0.05, by the test that `ludic compare` uses. Reported power is that which it prints.
 
 Best of many: versions that are equally good answer the same examples, and the one with the highest share is reported.
 """

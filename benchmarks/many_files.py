@@ -1,4 +1,4 @@
-"""Measure queries, `ludic stats` and a reader's first poll over many files that were never compacted.
+"""Measure queries, `ludic watch --totals` and a reader's first poll over many files that were never compacted.
 
     python -m benchmarks.many_files
 
@@ -97,7 +97,7 @@ TASKS: Mapping[str, Callable[[Root], object]] = {
     "DuckDB without ludic: count(*)": lambda root: count(plain_duckdb(root)),
     "ludic: count(*), the first time on a machine": lambda root: count(ludic.connect(root)),
     "ludic: count(*), later": lambda root: count(ludic.connect(root)),
-    "ludic stats, later": collect_stats,
+    "ludic watch --totals, later": collect_stats,
     "reader's first poll, all versions": poll,
 }
 

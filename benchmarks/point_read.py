@@ -126,16 +126,16 @@ def by_lance(path: str, rollout_id: str, version: int) -> Row:
 
 
 def print_commands(roots: Mapping[str, Root], ids: list[tuple[str, int]]) -> None:
-    """Print the time of `ludic show`, from the start of Python to its end."""
+    """Print the time of `ludic view --text`, from the start of Python to its end."""
     rows = []
     for name, root in roots.items():
         seconds = []
         for rollout_id, _ in ids:
             start = time.perf_counter()
-            command = [sys.executable, "-m", "ludic", "show", root.url, rollout_id]
+            command = [sys.executable, "-m", "ludic", "view", root.url, rollout_id]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             seconds.append(time.perf_counter() - start)
-        rows.append([f"ludic show, {name}", f"{median(seconds):.2f} s"])
+        rows.append([f"ludic view --text, {name}", f"{median(seconds):.2f} s"])
     print_table("The command, imports included", ["", "median"], rows)
 
 

@@ -50,9 +50,9 @@ def _make_run(folder: str, num_versions: int, num_steps: int, num_examples: int)
     make_tiny_model(f"{folder}/model", WORDS)
     run = ludic.create(f"{folder}/run", model=f"{folder}/model", env="moar_cats", max_tokens=32, accept_incomplete=True)
     for version in range(1, num_versions + 1):
-        run.work(num_groups=run.config.groups_per_batch * num_steps, device="cpu")
+        run.worker(num_groups=run.config.groups_per_batch * num_steps, device="cpu")
         run.train(num_steps=num_steps * version, learning_rate=4e-3, max_off_policy_steps=None, device="cpu")
-    run.evaluate("0,latest", num_examples=num_examples, n=4, device="cpu")
+    run.eval("0,latest", num_examples=num_examples, n=4, device="cpu")
     return run
 
 

@@ -75,7 +75,7 @@ def _measure(hidden_size: int, num_steps: int) -> Mapping[str, Any]:
 def _fill(folder: str, hidden_size: int, num_steps: int) -> Root:
     make_tiny_model(f"{folder}/model", WORDS, hidden_size=hidden_size)
     run = ludic.create(f"{folder}/run", model=f"{folder}/model", env="moar_cats", max_tokens=32, accept_incomplete=True)
-    run.work(num_steps * run.config.groups_per_batch, device="cpu")
+    run.worker(num_steps * run.config.groups_per_batch, device="cpu")
     return run.root
 
 

@@ -64,7 +64,7 @@ def picture_of_panel(root: str, path: Path) -> None:
     from ludic.show.terminal.start import without_fonts
 
     console = Console(record=True, width=110, file=StringIO(), force_terminal=True)
-    ludic.open(root).status().print_to(console)
+    ludic.open(root).watch(once=True).print_to(console)
     path.write_text(without_fonts(console.export_svg(title=f"ludic watch {root}")), encoding="utf-8")
 
 

@@ -28,14 +28,13 @@ import json
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import cache, wraps
+from functools import cache
 from importlib import resources
 from types import NoneType, UnionType
 from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ludic.by_name import find_by_name
-from ludic.errors import ConfigError, LudicError, similar_names, unknown_name
-from ludic.installed import TRAIN, missing_extra, require
+from ludic.errors import ConfigError, similar_names, unknown_name
 from ludic.masking import SERVER_LOGIN
 from ludic.renamed_settings import GONE, RENAMED
 from ludic.values import (
@@ -56,7 +55,6 @@ from ludic.values import Range as Range
 from ludic.values import Role as Role
 
 S = TypeVar("S")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 # --- Annotations of fields -----------------------------------------------------------------------------------------
@@ -105,6 +103,8 @@ class Shown:
     by_position: bool = False
     """Given by its position among the arguments, and in no file; without a flag unless `has_flag`."""
     has_flag: bool = False
+    last: bool = False
+    """By its position after all others, wherever its parameter stands."""
 
 
 PositiveCount = Annotated[int, Range(1, 10**9)]
@@ -397,7 +397,7 @@ def _settings_of_function(function: Any) -> tuple[Setting, ...]:
             found.append(Setting(name, _many(kind), MISSING, function))
         else:
             found.append(Setting(name, kind, MISSING if default is parameter.empty else default, function))
-    return (*found, *of_fields, *of_parameters)
+    return tuple(sorted((*found, *of_fields, *of_parameters), key=lambda each: bool(each.shown and each.shown.last)))
 
 
 def takes_a_root(function: Any) -> bool:
@@ -745,55 +745,9 @@ _GROUPS = "_groups"
 """Attribute of an operation: dataclasses by the names of their groups."""
 
 
-def operation(*, trains: str | None = None, **groups: type) -> Callable[[F], F]:
-    """Make a function an operation, whose parameters are settings (see `settings_of`).
-
-    Its `**settings` are fields of these dataclasses, by their flat names; the names here are those of the groups in
-    --help. It checks arguments that have a range or choices, as a dataclass checks its fields. Raises ConfigError, and
-    MissingPackageError if a package is missing that an extra installs.
-
-    trains: name of an operation that samples or trains, for the error if it can't: it begins nothing without torch.
-    """
-
-    def decorate(function: F) -> F:
-        setattr(function, _GROUPS, groups)
-
-        @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                given = inspect.signature(function).bind_partial(*args, **kwargs)
-            except TypeError:
-                return function(*args, **kwargs)  # whose own error names the function
-            try:
-                for each in settings_of(function):
-                    if each.path or each.field not in given.arguments:
-                        continue
-                    if _is_checked(each):
-                        given.arguments[each.field] = each.convert(given.arguments[each.field])
-                    elif isinstance(given.arguments[each.field], str):
-                        check_utf8(given.arguments[each.field], each.name)
-                if trains is not None:
-                    require("torch", TRAIN, trains)
-                return function(*given.args, **given.kwargs)
-            except ModuleNotFoundError as error:
-                if (missing := missing_extra(error)) is None:
-                    raise
-                told: LudicError = missing
-            except LudicError as error:
-                told = error
-            # Frames of ludic, and those of the causes that the message names, would hide it and the line of the user's
-            # program above it.
-            if told.detail and told.detail not in getattr(told, "__notes__", ()):
-                told.add_note(told.detail)
-            raise told.with_traceback(None) from None
-
-        return call  # type: ignore[return-value]
-
-    return decorate
-
-
-def _is_checked(setting: "Setting") -> bool:
-    return bool(setting.ranges or setting.choices or setting.is_switch)
+def make_operation(function: Callable[..., Any], groups: Mapping[str, type]) -> None:
+    """Mark a function as an operation (ludic.operations.operation) with these dataclasses of its `**settings`."""
+    setattr(function, _GROUPS, groups)
 
 
 def split(values: Mapping[str, object], **groups: type) -> dict[str, dict[str, Any]]:

@@ -415,7 +415,7 @@ def _find_refusals(env_name: str, calls: Sequence[Row], run: RunConfig) -> Diagn
         text = f"{share} hit max_tokens ({run.max_tokens}) and were refused unscored"
         text += "; start a run with --accept-incomplete, or with a higher --max-tokens"
     else:
-        text = f"{share} could not be parsed; look at some with `ludic show`"
+        text = f"{share} could not be parsed; look at some with `ludic view --text`"
     return Diagnostic(f"refusals in {env_name}", text, env_name)
 
 

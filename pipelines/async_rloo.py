@@ -29,7 +29,7 @@ def main(root: str = "runs/async", model: str = "runs/async-model", num_steps: i
     run = ludic.create(
         root, model=model, env="moar_cats", num_workers=num_workers, max_tokens=32, accept_incomplete=True
     )
-    done = run.launch(num_steps=num_steps, advantage="rloo", learning_rate=4e-3, schedule="linear")
+    done = run.run(num_steps=num_steps, advantage="rloo", learning_rate=4e-3, schedule="linear")
     (first, last) = ludic.connect(run.url).execute(REWARDS).fetchone() or (None, None)
     print(f"trained to step {done.step}; mean reward {first:.3f} at step 1, {last:.3f} at the last step")
 

@@ -42,7 +42,7 @@ def main(
         max_tokens=max_tokens,
         accept_incomplete=accept_incomplete,
     )
-    print(f"{run.work(num_groups).num_groups} groups of {group_size} episodes committed to {run.url}")
+    print(f"{run.worker(num_groups).num_groups} groups of {group_size} episodes committed to {run.url}")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def main(root: str = "runs/delegation", num_steps: int = 60, num_demonstrations:
     )
     warm_start(run, records)
     (warm_steps,) = run.sql(LAST_WARM_STEP).row(0)
-    run.launch(
+    run.run(
         num_steps=warm_steps + num_steps,
         algorithm="rloo",
         # Parents are compared with parents, and children with children.

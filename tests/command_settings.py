@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ludic.cli.settings import parse
-from ludic.operations.start import trainer
+from ludic.operations.start import train
 from ludic.settings import arguments, convert, groups_in, settings_of, split
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import next_config
@@ -23,7 +23,7 @@ def parsed(operation: Callable[..., Any], *args: str, program: str = "ludic exam
 
 def train_settings(root: str, *args: str) -> TrainConfig:
     """Settings of `ludic train` with these arguments, over those that the root holds."""
-    values = parse(trainer, [root, *args], program="ludic train", description="")
+    values = parse(train, [root, *args], program="ludic train", description="")
     own = {each.name for each in settings_of(TrainConfig)}
     given = {name: value for name, value in values.items() if name in own}
     return next_config(root, given, values.get("algorithm"))

@@ -83,15 +83,15 @@ def commands(url: str, model: str, ids: Mapping[str, str], folder: Path) -> dict
     taken = "select response_tokens::text as t from rollouts where env_name = 'talk' order by t"
     return {
         "16": ["sql", url, "select count(*) as n from rollouts"],
-        "evals": ["stats", url],
+        "evals": ["watch", url, "--totals"],
         "2 groups of 4": ["watch", url, "--once"],
-        ids["rollout"][-8:]: ["show", url, ids["rollout"], "--tokens"],
-        f"group    {ids['group']}": ["show", url, ids["group"]],
+        ids["rollout"][-8:]: ["view", url, ids["rollout"], "--tokens"],
+        f"group    {ids['group']}": ["view", url, ids["group"]],
         "sound": ["verify", url],
         "turns true at step 2": ["bisect", url, "reward_mean > 1"],
         "The same as the ledger, bit for bit, in 2 steps.": ["what-if", url],
         "largest_differences": ["what-if", url, "--advantage", "grpo", "--json"],
-        "paired on the same examples": ["eval", "compare", f"{url}@0", f"{url}@1"],
+        "paired on the same examples": ["compare", f"{url}@0", f"{url}@1"],
         "page.html": ["report", url, "--output", page],
         "rows.jsonl": ["export", url, "--format", "jsonl", "--out", rows],
         "2 rollouts in 1 group": ["import", url, answers, "--from", "jsonl", "--env", "talk"],
@@ -124,7 +124,7 @@ def recorded_commands(url: str, model: str) -> dict[str, list[str]]:
         "1.5": ["sql", url, "select reward_mean from metrics"],
         "sound": ["verify", url],
         "is true from the start, step 1": ["bisect", url, "reward_mean > 1"],
-        "attempts": ["stats", url],
+        "attempts": ["watch", url, "--totals"],
     }
 
 
@@ -135,8 +135,8 @@ def print_heavy(url: str, folder: str) -> None:
     answers = {"model": "m", "dataset": [], "reward": len, "root": f"{folder}/begun"}
     calls = {
         "ludic.fit: ": lambda: ludic.grpo(**answers),
-        "Run.train: ": lambda: ludic.open(url).train(),
-        "Run.work: ": lambda: ludic.open(url).work(1),
+        "ludic train: ": lambda: ludic.open(url).train(),
+        "ludic worker: ": lambda: ludic.open(url).worker(1),
         "": lambda: ludic.trl,
     }
     said = {}
@@ -156,7 +156,7 @@ def golden_commands(url: str) -> dict[str, list[str]]:
     """Commands on a copy of a golden store, by words of what each prints; its weights are left out, says verify."""
     return {
         "v": ["sql", url, "select 'v' as v, * from rollouts limit 1"],
-        "attempts": ["stats", url],
+        "attempts": ["watch", url, "--totals"],
         "is not sound: 1 policy": ["verify", url],
         ".html": ["report", url, "--output", f"{url.rpartition('/')[2]}.html"],
     }

@@ -401,7 +401,7 @@ def lines_of(error: ConfigError) -> list[str]:
 def test_each_command_answers_all_unknown_flags_at_once(name: str, capsys: pytest.CaptureFixture[str]):
     program, wrong = f"ludic {name}", ["--num-generations", "8", "--zzzzz", "--epsilon-high=1"]
     with pytest.raises(SystemExit):
-        parse(COMMANDS[name].load(), wrong, program=program, description="")
+        parse(COMMANDS[name].operation, wrong, program=program, description="")
     first, *answers = capsys.readouterr().err.splitlines()
     assert first == f"ludic: 3 settings are unknown; `{program} --help` lists the options"
     assert [line.partition(" is TRL's; in ludic it is ")[0].strip() for line in answers] == [
@@ -470,7 +470,7 @@ def test_short_names_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_one_hyphen_too_few_is_no_short_name(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
-        parse(COMMANDS["eval"].load(), ["runs/mine", "-n", "4"], program="ludic eval", description="")
+        parse(COMMANDS["eval"].operation, ["runs/mine", "-n", "4"], program="ludic eval", description="")
     assert "there is no option -n; did you mean --n?" in capsys.readouterr().err
 
 

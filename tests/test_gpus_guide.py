@@ -15,7 +15,6 @@ from ludic.cli.main import main
 from ludic.engines.config import EngineConfig
 from ludic.launch.config import LaunchConfig
 from ludic.launch.plan import Machine, Settings, plan
-from ludic.operations.create import create
 from ludic.operations.start import run
 from ludic.run_config import RunConfig
 from ludic.settings import convert, split
@@ -67,15 +66,14 @@ def cells(first: str) -> list[list[str]]:
 
 
 def test_the_page_has_the_commands_that_are_tested_below() -> None:
-    assert [words[0] for words in COMMANDS] == ["run", "run", "run", "plan", "create", "launch"]
+    assert [words[0] for words in COMMANDS] == ["run", "run", "run", "plan", "run", "cluster"]
 
 
-@pytest.mark.parametrize("words", [*named("run"), *named("create")], ids=" ".join)
+@pytest.mark.parametrize("words", named("run"), ids=" ".join)
 def test_its_flags_are_settings_that_fit_together(words: list[str]) -> None:
-    operation = {"run": run, "create": create}[words[0]]
     # A run that goes on has its model and its environment in the root.
     stored = [] if "--model" in words else ["--model", "m", "--env", "moar_cats"]
-    assert parsed(operation, *words[1:], *stored) is not None
+    assert parsed(run, *words[1:], *stored) is not None
 
 
 def test_its_call_has_the_settings_of_its_command() -> None:
@@ -98,9 +96,9 @@ def test_its_files_for_slurm_are_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     root = create_root(str(tmp_path / "7"), make_model(tmp_path / "model"), num_workers=8)
-    ((_, system, _, *flags),) = named("launch")
+    ((_, _, system, *flags),) = named("cluster")
     with pytest.raises(SystemExit) as ended:
-        main(["launch", system, root.url, *flags])
+        main(["cluster", root.url, system, *flags])
     assert not ended.value.code, capsys.readouterr().err
     trainer, workers = (file.read_text() for file in sorted((tmp_path / "jobs").iterdir()))
     assert {"export NCCL_SOCKET_IFNAME=eth0", "export GLOO_SOCKET_IFNAME=eth0"} <= set(trainer.splitlines())

@@ -51,20 +51,23 @@ CALLS = {
 METHODS = {
     "bisect": ["predicate", "table"],
     "check": [
+        "config",
         "*algorithm",
+        "*engine",
         "**RunConfig",
         "**TrainConfig",
         "**CodeSettings",
         "**EngineConfig",
         "**LaunchConfig",
     ],
-    "cluster_files": ["system", "config", "*cluster", "*engine", "*algorithm", "**TrainConfig"],
+    "cluster": ["system", "config", "*cluster", "*engine", "*algorithm", "*out", "**TrainConfig", "**EngineConfig"],
     "compact": ["before", "*all_versions", "*target_mb", "*dry_run", "*track"],
     "compare": ["sides", "*env", "*evaluation", "*difference", "*seed", "**MeasureConfig"],
     "contamination": ["*also", "*env", "*evaluation", "*query", "*params"],
     "cut": ["step", "out"],
-    "evaluate": [
+    "eval": [
         "versions",
+        "*stored",
         "*suite",
         "*interval",
         "*engine",
@@ -76,41 +79,60 @@ METHODS = {
         "**MeasureConfig",
         "**CodeSettings",
     ],
-    "evaluation": ["versions", "*env", "*interval", "**MeasureConfig"],
     "expire": ["*break_resume", "*break_replay", "*dry_run", "*track", "**ExpiryRule"],
     "export": ["format", "out", "*track", "**ExportOptions"],
-    "group": ["group_id"],
     "import_": [
-        *("files", "from_", "*env", "*tokenizer", "*model", "*group_size", "*groups_per_batch"),
-        *("*follow", "*interval_s", "*rest_s", "*until_idle_s", "*stop", "*track"),
+        "files",
+        "from_",
+        "*env",
+        "*tokenizer",
+        "*model",
+        "*group_size",
+        "*groups_per_batch",
+        "*follow",
+        "*interval_s",
+        "*rest_s",
+        "*until_idle_s",
+        "*stop",
+        "*track",
     ],
     "label": ["rollout_id", "value", "*note", "*name", "*author"],
-    "launch": ["config", "*algorithm", "*engine", "*model", "**TrainConfig", "**CodeSettings", "**LaunchConfig"],
     "report": ["output", "*versions", "*compare", "*overwrite", "**MeasureConfig"],
-    "rollout": ["rollout_id"],
+    "run": [
+        "config",
+        "*algorithm",
+        "*engine",
+        "*like",
+        "*create_only",
+        "**RunConfig",
+        "**TrainConfig",
+        "**CodeSettings",
+        "**EngineConfig",
+        "**LaunchConfig",
+    ],
     "sample": ["prompt", "n", "*version", "*track", "**Question"],
     "scale": ["num_workers", "*ray_address"],
     "score": ["scorer", "*track", "**ScoreOptions"],
     "serve": ["*stop", "**ServeConfig"],
-    "show": ["any_id", "*color", "*tokens", "*full"],
-    "sql": ["query", "params", "*also", "*unsafe"],
-    "sql_stream": ["query", "params", "*also", "*unsafe"],
-    "stats": ["*track"],
-    "status": [],
+    "sql": ["query", "params", "*also", "*format", "*out", "*max_rows", "*unsafe"],
     "train": [
         "config",
         "*algorithm",
         "*model",
         "*resume",
+        "*ranks",
+        "*stop_within_s",
         "*take_over",
+        "*replaces",
+        "*json",
         "*stop",
         "*report",
         "**TrainConfig",
         "**CodeSettings",
     ],
     "verify": ["*repair", "*track"],
-    "view": ["rollout_id", "**ViewOptions"],
-    "watch": ["interval_s", "*once"],
+    "view": ["rollout_id", "*text", "*color", "*tokens", "*full", "*json", "**ViewOptions"],
+    "watch": ["interval_s", "*once", "*totals", "*json", "*track"],
     "what_if": [
         "*advantage",
         "*filters",
@@ -122,10 +144,20 @@ METHODS = {
         "*num_steps",
         "*track",
     ],
-    "work": ["num_groups", "*engine", "*device", "*model", "*stop", "*report", "**WorkerConfig", "**CodeSettings"],
+    "worker": [
+        "num_groups",
+        "*engine",
+        "*device",
+        "*model",
+        "*stop",
+        "*report",
+        "**WorkerConfig",
+        "**CodeSettings",
+        "**EngineConfig",
+    ],
 }
 """Methods of Run and their arguments. * marks one that is given by name only, ** all settings of a dataclass."""
-OTHERS = ["config", "parts", "to_dict", "url", "watcher"]
+OTHERS = ["config", "url", "watcher"]
 
 
 def arguments(method: object, first: int = 1) -> list[str]:
@@ -148,7 +180,7 @@ def test_the_calls_that_train_take_these() -> None:
 
 
 def test_the_methods_of_a_run_are_these() -> None:
-    public = {name: value for name, value in vars(ludic.Run).items() if not name.startswith("_")}
+    public = {name: getattr(ludic.Run, name) for name in dir(ludic.Run) if not name.startswith("_")}
     assert {name: arguments(value) for name, value in public.items() if is_operation(value)} == METHODS
     assert sorted(name for name, value in public.items() if not is_operation(value) and name != "root") == OTHERS
 

@@ -16,6 +16,7 @@ from tiny_runs import create_root, fill, make_model, train_here
 import ludic
 from ludic.errors import ConfigError, MissingRootError, QueryError
 from ludic.records import Message, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.settings import SettingsError
 from ludic.show.found import UnknownIdError
 from ludic.store import LatestPolicy, RolloutWriter, Root, list_files, point_latest, start_attempt
 from ludic.store.tombstones import read_tombstones
@@ -75,7 +76,7 @@ def test_a_run_knows_its_root(run: ludic.Run) -> None:
 
 
 def test_stats_are_data_frames(run: ludic.Run) -> None:
-    stats = run.stats()
+    stats = run.watch(once=True).totals
     # (1 + 0 + .5 + .5 + 1 + 1 + 0 + 0) / 8
     assert stats.versions.select("version", "num_groups", "reward_mean").rows() == [(0, 2, 0.5)]
     assert stats.rollouts["num_rollouts"].to_list() == [8]
@@ -97,8 +98,9 @@ def test_sql_gives_a_frame_and_takes_values(run: ludic.Run) -> None:
 
 
 @pytest.mark.slow
-def test_sql_gives_a_stream_and_reads_several_runs(run: ludic.Run, own: ludic.Run) -> None:
-    with run.sql_stream("select range as a from range(25000)") as batches:
+def test_a_connection_gives_a_stream_and_sql_reads_several_runs(run: ludic.Run, own: ludic.Run) -> None:
+    with ludic.connect(run.url) as con:
+        batches = con.sql("select range as a from range(25000)").to_arrow_reader(10_000)
         assert [batch.num_rows for batch in batches] == [10_000, 10_000, 5_000]
     assert run.sql("select count(*) from rollouts", also=[own.url]).item() == 16
 
@@ -111,12 +113,16 @@ def test_sql_only_reads_unless_told(run: ludic.Run, tmp_path: Path) -> None:
     with pytest.raises(QueryError, match="reaches outside"):
         run.sql("from read_text('/etc/hostname')")
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SettingsError, match="format is csv, and out is None"):
+        run.sql("select 1 as a", format="csv")
+    assert run.sql("select 1 as a", out=tmp_path / "rows.csv").is_empty()
+    assert (tmp_path / "rows.csv").read_text() == "a\n1\n"
     run.sql(query, unsafe=True)
     assert (tmp_path / "made.csv").read_text() == "a\n1\n"
 
 
 def test_the_status_is_the_panel_of_watch(run: ludic.Run) -> None:
-    status = run.status()
+    status = run.watch(once=True)
     assert [row["step"] for row in status.steps] == [1]
     assert "attempt 1" in repr(status)
     assert "has ended" in repr(status)
@@ -125,7 +131,7 @@ def test_the_status_is_the_panel_of_watch(run: ludic.Run) -> None:
 @pytest.mark.parametrize("part", [slice(None), slice(12), slice(-12, None)])
 def test_a_rollout_is_found_by_its_id_or_a_part_of_it(run: ludic.Run, batch: RolloutBatch, part: slice) -> None:
     wanted = batch.groups[1].rollouts[2]
-    found = run.rollout(wanted.rollout_id[part])
+    found = run.view(wanted.rollout_id[part], text=True)
     assert (found.kind, found.record.rollout_id, found.record.seed) == ("rollout", wanted.rollout_id, wanted.seed)
     assert found.record.response_tokens.tolist() == wanted.response_tokens.tolist()
     assert found.record.messages == tuple(wanted.messages)
@@ -133,26 +139,25 @@ def test_a_rollout_is_found_by_its_id_or_a_part_of_it(run: ludic.Run, batch: Rol
 
 
 def test_a_group_holds_its_rollouts_in_order(run: ludic.Run, batch: RolloutBatch) -> None:
-    found = run.group(batch.groups[0].rollouts[0].group_id)
+    found = run.view(batch.groups[0].rollouts[0].group_id, text=True)
     assert [rollout.episode_reward for rollout in found.records] == REWARDS[0]
     assert repr(found).count("step 1") == 4
     assert found.tokens().group_by("rollout_id", maintain_order=True).len()["len"].to_list() == [16] * 4
 
 
 @pytest.mark.slow
-def test_a_rollout_is_no_group_and_an_unknown_id_is_neither(run: ludic.Run, batch: RolloutBatch) -> None:
+def test_a_group_is_no_rollout_and_an_unknown_id_is_neither(run: ludic.Run, batch: RolloutBatch) -> None:
     first = batch.groups[0].rollouts[0]
-    with pytest.raises(UnknownIdError, match=r"is a rollout, wanted a group; use Run\.rollout for it"):
-        run.group(first.rollout_id)
-    for find in (run.rollout, run.group, run.show):
-        with pytest.raises(UnknownIdError, match="has no rollout or group 'nothing'"):
-            find("nothing")
-    assert [run.show(id_).kind for id_ in (first.rollout_id, first.group_id)] == ["rollout", "group"]
+    with pytest.raises(UnknownIdError, match=r"is a group, wanted a rollout; `ludic view .* --text` shows it"):
+        run.label(first.group_id, 1)
+    with pytest.raises(UnknownIdError, match="has no rollout or group 'nothing'"):
+        run.view("nothing", text=True)
+    assert [run.view(id_, text=True).kind for id_ in (first.rollout_id, first.group_id)] == ["rollout", "group"]
 
 
 def test_tokens_are_a_frame_with_the_logprobs_of_the_sampler(run: ludic.Run, batch: RolloutBatch) -> None:
     wanted = batch.groups[0].rollouts[0]
-    tokens = run.rollout(wanted.rollout_id).tokens()
+    tokens = run.view(wanted.rollout_id, text=True).tokens()
     assert tokens.columns == ["rollout_id", "index", "token_id", "text", "logprob", "reward", "sampled"]
     assert tokens["token_id"].to_list() == wanted.response_tokens.tolist()
     assert tokens["logprob"].to_list() == wanted.response_logprobs.tolist()
@@ -173,17 +178,18 @@ def test_hostile_text_is_only_text_in_a_notebook(started: Root) -> None:
     with RolloutWriter(started, "w0") as writer:
         writer.append(RolloutBatch(groups=(group,), metadata=RolloutMetadata(worker_id="w0")))
     run = ludic.open(started.url)
-    for shown in (run.rollout(rollout.rollout_id), run.group(rollout.group_id), run.stats(), run.status()):
+    found = [run.view(each, text=True) for each in (rollout.rollout_id, rollout.group_id)]
+    for shown in (*found, run.watch(once=True).totals, run.watch(once=True)):
         html = shown._repr_html_()
         assert html.startswith("<pre ")
         assert "<script" not in html
         assert "<img" not in html
         assert "\x1b" not in html + repr(shown)
-    assert "&lt;script&gt;" in run.rollout(rollout.rollout_id)._repr_html_()
+    assert "&lt;script&gt;" in run.view(rollout.rollout_id, text=True)._repr_html_()
 
 
 def test_a_notebook_shows_colours_that_plain_text_has_not(run: ludic.Run, batch: RolloutBatch) -> None:
-    found = run.rollout(batch.groups[0].rollouts[0].rollout_id)
+    found = run.view(batch.groups[0].rollouts[0].rollout_id, text=True)
     assert 'style="color:' in found._repr_html_()
     assert "\x1b" not in repr(found)
     assert "used at step 1 of attempt 1" in repr(found)
@@ -299,7 +305,7 @@ def test_progress_is_told_to_who_asks(own: ludic.Run) -> None:
         told.append((total, description))
         return items
 
-    own.stats(track=track)
+    own.watch(totals=True, track=track)
     own.expire(before=1, break_replay=True, track=track)
     assert {"files read", "files deleted"} <= {description for _, description in told}
 
@@ -310,9 +316,9 @@ def test_a_run_works_on_every_filesystem(root_url: str, model: str, tmp_path: Pa
     groups = fill(root, num_files=2, groups_per_file=1)
     run = ludic.open(root_url)
     (rollout_id,) = run.sql("select rollout_id from rollouts order by episode_reward desc limit 1")["rollout_id"]
-    assert run.rollout(rollout_id).record.group_id in groups
-    assert run.stats().rollouts["num_rollouts"].item() == 8
-    assert run.status().policy.version == 0
+    assert run.view(rollout_id, text=True).record.group_id in groups
+    assert run.watch(once=True).totals.rollouts["num_rollouts"].item() == 8
+    assert run.watch(once=True).policy.version == 0
     assert len(run.sample("aa", max_tokens=2)[0].tokens) == 2
     run.compact(all_versions=True)
     assert [file.is_compacted for file in list_files(root)] == [True]

@@ -16,6 +16,7 @@ from ludic.environments.moar_cats import WORDS
 from ludic.errors import ConfigError, ConsentError, MissingRootError, ModelError
 from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutBatch
+from ludic.settings import SettingsError
 from ludic.store import newest_attempt_id, read_attempt
 from ludic.store.attempts import complete_checkpoints
 from ludic.training import TrainConfig
@@ -41,7 +42,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory, tiny: str) -> ludic.Run:
     """Such a run with eight groups; not to be changed."""
     folder = tmp_path_factory.mktemp("sampled")
     run = ludic.create(str(folder / "run"), model=tiny, env="moar_cats", **SIZES)
-    run.work(8)
+    run.worker(8)
     return run
 
 
@@ -61,9 +62,9 @@ def last_settings(run: ludic.Run) -> Mapping[str, Any]:
 
 @pytest.mark.slow
 def test_sampling_and_training_take_turns_in_one_process(run: ludic.Run) -> None:
-    assert run.work(4).num_groups == 4
+    assert run.worker(4).num_groups == 4
     assert run.train(num_steps=2, **QUICK).step == 2
-    assert run.work(num_groups=2).num_groups == 2
+    assert run.worker(num_groups=2).num_groups == 2
     assert run.train(num_steps=3).step == 3
     assert run.verify().findings == []
     # The first model is published as version 0, then each attempt publishes what it starts from.
@@ -105,7 +106,7 @@ def test_a_config_gives_all_settings(own: ludic.Run) -> None:
         run.train(config, num_steps=3)
 
 
-@pytest.mark.parametrize("start", ["train", "launch"])
+@pytest.mark.parametrize("start", ["train", "run"])
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("learning_rat", "did you mean 'learning_rate'?"), ("zzz", "docs/settings.md and `--help all` list them")],
@@ -147,7 +148,7 @@ def test_a_run_that_could_not_start_is_not_made(tmp_path: Path, tiny: str, setti
 
 @pytest.mark.slow
 def test_offline_training_in_a_run_of_its_own(run: ludic.Run, tmp_path: Path) -> None:
-    run.work(4)
+    run.worker(4)
     offline = ludic.create(str(tmp_path / "offline"), like=run)
     assert offline.train(offline=True, sources=(run.url,), epochs=2, device="cpu").step == 4
     # The settings are those of the trainer before.
@@ -175,13 +176,13 @@ def test_an_engine_is_a_name_an_object_or_a_function(run: ludic.Run, tiny: str, 
         return TransformersEngine(folder, device="cpu", version=version)
 
     for engine in ("transformers", f"{tmp_path}/own.py:own", TransformersEngine(tiny, device="cpu", version=-1), make):
-        assert run.work(1, engine=engine, device="cpu").num_groups == 1
+        assert run.worker(1, engine=engine, device="cpu").num_groups == 1
     assert made == [0]
     assert ask(run, "select count(*), max(policy_version) from rollouts") == [(8, 0)]
 
 
 def test_an_unknown_engine_starts_nothing(run: ludic.Run) -> None:
-    for start in (lambda: run.work(1, engine="vlm"), lambda: run.launch(num_steps=1, engine="vlm")):
+    for start in (lambda: run.worker(1, engine="vlm"), lambda: run.run(num_steps=1, engine="vlm")):
         with pytest.raises(ConfigError, match="engine 'vlm' is unknown; did you mean 'vllm'"):
             start()
     assert not run.root.list("attempts")
@@ -199,11 +200,11 @@ def interrupt(*args: object) -> None:
 def test_ctrl_c_ends_work_with_everything_stored_and_the_next_call_goes_on(run: ludic.Run) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(KeyboardInterrupt):
-        run.work(1000, in_flight=4, report=interrupt)
+        run.worker(1000, in_flight=4, report=interrupt)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     ((num_groups,),) = ask(run, "select count(*) from groups")
     assert 0 < num_groups < 1000
-    assert run.work(2).num_groups == 2
+    assert run.worker(2).num_groups == 2
     # What was given up is sampled first, and nothing is there twice.
     ((indexes,),) = ask(run, "select list(request_index order by request_index) from rollouts")
     assert len(set(indexes)) == len(indexes) == 2 * (num_groups + 2)
@@ -229,7 +230,7 @@ def test_an_event_stops_work_in_another_thread(run: ludic.Run) -> None:
     def report(batch: RolloutBatch) -> None:
         stop.set()
 
-    thread = threading.Thread(target=lambda: made.append(run.work(1000, in_flight=4, stop=stop, report=report)))
+    thread = threading.Thread(target=lambda: made.append(run.worker(1000, in_flight=4, stop=stop, report=report)))
     thread.start()
     thread.join(60)
     assert 0 < made[0].num_groups < 1000
@@ -249,33 +250,33 @@ def foreign(tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch) -> ludic
     """A run of another user, whose environment lies in the root."""
     (tmp_path / "cats.py").write_text(SCORER)
     run = ludic.create(str(tmp_path / "run"), model=tiny, env=f"{tmp_path}/cats.py:Cats", **SIZES)
-    run.work(1)
+    run.worker(1)
     monkeypatch.setenv("LUDIC_CONFIG_DIR", str(tmp_path / "me"))
     return ludic.open(run.url)
 
 
-@pytest.mark.parametrize("start", [lambda run: run.work(1), lambda run: run.launch(num_steps=1)])
+@pytest.mark.parametrize("start", [lambda run: run.worker(1), lambda run: run.run(num_steps=1)])
 def test_code_of_a_foreign_root_does_not_run(foreign: ludic.Run, start) -> None:
     with pytest.raises(ConsentError, match=r"names code that this user has not agreed to run: environment '.*cats\.py"):
         start(foreign)
 
 
 def test_trust_code_agrees_for_this_and_later_calls(foreign: ludic.Run) -> None:
-    assert foreign.work(1, trust_code=True).num_groups == 1
-    assert foreign.work(1).num_groups == 1
+    assert foreign.worker(1, trust_code=True).num_groups == 1
+    assert foreign.worker(1).num_groups == 1
 
 
 def test_a_run_like_a_foreign_one_needs_consent_too(foreign: ludic.Run, tmp_path: Path) -> None:
     with pytest.raises(ConsentError, match="trust_code=True"):
-        ludic.create(tmp_path / "like", like=foreign).work(1)
-    assert ludic.create(tmp_path / "like", like=foreign, trust_code=True).work(1).num_groups == 1
+        ludic.create(tmp_path / "like", like=foreign).worker(1)
+    assert ludic.create(tmp_path / "like", like=foreign, trust_code=True).worker(1).num_groups == 1
 
 
 def test_creating_a_foreign_run_again_is_no_consent(foreign: ludic.Run, tiny: str) -> None:
     settings = {"model": tiny, "env": foreign.config.env, **SIZES}
     with pytest.raises(ConsentError):
         ludic.create(foreign.url, **settings)
-    assert ludic.create(foreign.url, **settings, trust_code=True).work(1).num_groups == 1
+    assert ludic.create(foreign.url, **settings, trust_code=True).worker(1).num_groups == 1
 
 
 @pytest.mark.slow
@@ -295,17 +296,21 @@ def test_an_advantage_of_a_foreign_trainer_does_not_run(own: ludic.Run, tmp_path
 
 def test_launch_refuses_what_is_no_run(run: ludic.Run) -> None:
     with pytest.raises(ConfigError, match="trains on rollouts that its workers sample"):
-        run.launch(TrainConfig.of(offline=True))
+        run.run(TrainConfig.of(offline=True))
     with pytest.raises(ConfigError, match=r"local_workers is 2, wanted 0 to num_workers \(1\)"):
-        run.launch(local_workers=2)
+        run.run(local_workers=2)
     with pytest.raises(ConfigError, match="in_flight is 0, wanted at least 1"):
-        run.launch(in_flight=0, num_steps=1)
+        run.run(in_flight=0, num_steps=1)
+    with pytest.raises(SettingsError, match="ranks is 2, wanted 1 in Python"):  # torchrun would replace this process
+        run.train(ranks=2)
+    with pytest.raises(ConfigError, match="like gives the settings of the run"):
+        run.run(like=run, env=("addition",))
 
 
 @pytest.mark.slow
 def test_launch_samples_and_trains_in_processes_and_continues(run: ludic.Run, tmp_path: Path) -> None:
     launches = ("num_steps=2, learning_rate=1e-3, device='cpu'", "num_steps=3", "")
-    lines = [f"print(run.launch({settings}).step)" for settings in launches]
+    lines = [f"print(run.run({settings}).step)" for settings in launches]
     (tmp_path / "launch.py").write_text("\n".join(["import ludic", f"run = ludic.open({run.url!r})", *lines]))
     launcher = Forked([tmp_path / "launch.py"], tmp_path / "err", out=tmp_path / "out")
     printed, log = launcher.communicate(500)

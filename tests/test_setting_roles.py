@@ -48,7 +48,7 @@ def lists_of_names(source: str, names: set[str]) -> Iterator[tuple[int, list[str
 
 @pytest.mark.slow  # reads the whole package
 def test_no_module_lists_settings_for_what_they_are():
-    names = {each.name for command in COMMANDS.values() for each in settings_of_command(command.load())}
+    names = {each.name for command in COMMANDS.values() for each in settings_of_command(command.operation)}
     found = {
         f"{path.relative_to(PACKAGE)}:{line}": texts
         for path in PACKAGE.rglob("*.py")

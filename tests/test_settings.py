@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 import pytest
 from command_settings import parsed as parsed_of
 
-import ludic
 from ludic.batches.config import BatchConfig
 from ludic.cli.commands import COMMANDS
 from ludic.cli.docs import settings_pages, texts_below
@@ -20,6 +19,8 @@ from ludic.eval.config import EvalConfig
 from ludic.flags import read_flags
 from ludic.maintenance.expiry_rule import ExpiryRule
 from ludic.operations.exchange import ExportOptions
+from ludic.operations.operation import operation
+from ludic.operations.start import RootUrl
 from ludic.rollouts.worker import WorkerConfig
 from ludic.run_config import RunConfig
 from ludic.settings import (
@@ -33,7 +34,6 @@ from ludic.settings import (
     convert,
     flat,
     given,
-    operation,
     overridden,
     settings_of,
 )
@@ -64,7 +64,7 @@ CONFIGS = {
 
 def settings_of_commands() -> Iterator[Callable[..., Any]]:
     for command in COMMANDS.values():
-        yield command.load()
+        yield command.operation
 
 
 def numbers(config: Callable[..., Any]) -> Iterator[Setting]:
@@ -192,7 +192,7 @@ class Patience:
 
 
 @operation(patience=Patience)
-def wait(run: "ludic.Run", **settings: Any) -> None:
+def wait(root: RootUrl, **settings: Any) -> None:
     """Wait."""
 
 

@@ -87,7 +87,7 @@ def test_refused_answers_name_the_settings_that_refuse_them() -> None:
     ]
     unparsed = call(num_parse_errors=31, num_incomplete_completions=2)
     assert texts(find_sampling_diagnostics([unparsed], RUN)) == [
-        "97% of 32 answers in cats could not be parsed; look at some with `ludic show`"
+        "97% of 32 answers in cats could not be parsed; look at some with `ludic view --text`"
     ]
 
 

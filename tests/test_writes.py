@@ -193,7 +193,7 @@ ALLOWED = {
     """,
     "what the user names on the command line or is in": """
         row_files.py open_sink open to write replace unlink unlink
-        operations/machines.py write_cluster_files mkdir open to write
+        operations/machines.py _write_new mkdir open to write
         operations/init.py init mkdir shutil.copytree
         operations/init.py _move_all rename rename rename
         show/terminal/start.py view_run write_text

@@ -1,83 +1,31 @@
-"""The commands of `ludic`, in the groups of `ludic --help`: each is a function, an operation of ludic.operations."""
+"""The commands of `ludic`: the operations that have a group, of all modules of ludic.operations, and the demo."""
 
-import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Mapping
+from importlib import import_module
+from typing import get_args
 
+from ludic.operations import import_operations
+from ludic.operations.operation import COMMANDS as COMMANDS
+from ludic.operations.operation import Command, Group
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command: the operation that it calls."""
-
-    operation: str
-    """Module below ludic, and function: operations.keep:verify."""
-    methods: tuple[str, ...] = ()
-    """Methods of `Run` that do the same in a script or a notebook, if they are other functions."""
-    ends_well: bool = False
-    """Whether SIGTERM and Ctrl-C end it with success: they set its parameter `stop`."""
-
-    def load(self) -> Callable[..., Any]:
-        """Import the operation."""
-        module, _, name = self.operation.partition(":")
-        function: Callable[..., Any] = getattr(importlib.import_module(f"ludic.{module}"), name)
-        return function
-
-    @property
-    def about(self) -> str:
-        """First line of the operation's docstring, without its full stop."""
-        return (self.load().__doc__ or "").strip().partition("\n")[0].rstrip(".")
+GONE: Mapping[str, str] = {
+    "create": "ludic run ROOT --create-only",
+    "stats": "ludic watch ROOT --totals",
+    "show": "ludic view ROOT ID --text",
+    "launch": "ludic cluster ROOT SYSTEM",
+    "eval compare": "ludic compare ROOT@VERSION ...",
+    "eval contamination": "ludic contamination ROOT",
+}
+"""What commands of older versions are now."""
 
 
-GROUPS: Mapping[str, Mapping[str, Command]] = MappingProxyType(
-    {
-        "First": {
-            "demo": Command("demos.demo:demo"),
-            "init": Command("operations.init:init"),
-            "run": Command("operations.start:run", methods=("launch",)),
-            "watch": Command("operations.look:watch", methods=("status",)),
-            "view": Command("operations.look:view", methods=("label",)),
-            "eval": Command("operations.evaluations:evaluate", methods=("evaluation",)),
-            "sql": Command("operations.look:write_sql", methods=("sql", "sql_stream")),
-        },
-        "Start": {
-            "plan": Command("operations.machines:plan"),
-            "check": Command("operations.start:check"),
-            "create": Command("operations.create:create"),
-            "worker": Command("operations.start:worker", methods=("work",)),
-            "train": Command("operations.start:trainer", methods=("train",)),
-            "serve": Command("operations.machines:serve", ends_well=True),
-            "launch": Command("operations.machines:write_cluster_files", methods=("cluster_files",)),
-        },
-        "Look": {
-            "stats": Command("operations.look:stats"),
-            "show": Command("operations.look:show", methods=("rollout", "group")),
-            "sample": Command("operations.look:sample"),
-            "report": Command("operations.look:write_report", methods=("report",)),
-        },
-        "Evaluate": {
-            "eval compare": Command("operations.evaluations:compare"),
-            "eval contamination": Command("operations.evaluations:contamination"),
-            "score": Command("operations.evaluations:score"),
-        },
-        "Ask again": {
-            "what-if": Command("operations.ask_again:what_if"),
-            "bisect": Command("operations.ask_again:bisect"),
-            "cut": Command("operations.ask_again:cut"),
-        },
-        "Keep": {
-            "verify": Command("operations.keep:verify"),
-            "compact": Command("operations.keep:compact"),
-            "expire": Command("operations.keep:expire"),
-        },
-        "Exchange": {
-            "export": Command("operations.exchange:export"),
-            "import": Command("operations.exchange:import_"),
-        },
+def groups() -> Mapping[Group, Mapping[str, Command]]:
+    """Return the commands in the groups and the order of `ludic --help`."""
+    order = sorted(COMMANDS, key=lambda name: (COMMANDS[name].place, name))
+    return {
+        group: {name: COMMANDS[name] for name in order if COMMANDS[name].group == group} for group in get_args(Group)
     }
-)
-"""The commands by name. The first group has no title in the help."""
-COMMANDS: Mapping[str, Command] = MappingProxyType(
-    {name: command for group in GROUPS.values() for name, command in group.items()}
-)
+
+
+import_operations()
+import_module("ludic.demos.demo")

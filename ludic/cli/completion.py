@@ -20,9 +20,6 @@ _ludic() {
     elif [[ "$before" == "=" ]]; then
         before="${COMP_WORDS[COMP_CWORD - 2]}"
     fi
-    case "$command ${COMP_WORDS[2]:-}" in
-        %(pairs)s) [[ "$COMP_CWORD" -gt 2 ]] && command="$command ${COMP_WORDS[2]:-}" ;;
-    esac
     if [[ "$COMP_CWORD" -eq 1 ]]; then
         words="%(commands)s"
     else
@@ -32,10 +29,6 @@ _ludic() {
         if [[ -z "$words" && "$word" == -* ]]; then
             case "$command" in
 %(options)s
-            esac
-        elif [[ -z "$words" && "$COMP_CWORD" -eq 2 ]]; then
-            case "$command" in
-%(seconds)s
             esac
         fi
     fi
@@ -54,7 +47,7 @@ def completion(shell: str) -> str:
 
 
 def _options(command: str) -> tuple[Setting, ...]:
-    return tuple(each for each in settings_of_command(COMMANDS[command].load()) if each.has_flag)
+    return tuple(each for each in settings_of_command(COMMANDS[command].operation) if each.has_flag)
 
 
 def _choices(each: Setting) -> list[str]:
@@ -66,7 +59,6 @@ def _topics(command: str) -> list[str]:
 
 
 def _bash() -> str:
-    pairs = [name for name in COMMANDS if " " in name]
     options, choices = [], []
     for command in COMMANDS:
         flags = ["--help", "--config"]
@@ -76,17 +68,12 @@ def _bash() -> str:
                 choices.append(_case(f"{command} {each.flag}", found))
         options.append(_case(command, flags))
         choices.append(_case(f"{command} --help", _topics(command)))
-    seconds: dict[str, list[str]] = {}
-    for first, second in (name.split() for name in pairs):
-        seconds.setdefault(first, []).append(second)
     return (
         _BASH.lstrip()
         % {
-            "pairs": "|".join(f'"{name}"' for name in pairs),
-            "commands": " ".join([*(name for name in COMMANDS if " " not in name), "--help", "--version"]),
+            "commands": " ".join([*COMMANDS, "--help", "--version"]),
             "choices": "\n".join(choices),
             "options": "\n".join(options),
-            "seconds": "\n".join(_case(first, words) for first, words in seconds.items()),
         }
     ).rstrip()
 
@@ -97,13 +84,8 @@ def _case(pattern: str, words: list[str]) -> str:
 
 def _fish() -> Iterator[str]:
     for command, operation in COMMANDS.items():
-        first, _, second = command.partition(" ")
-        seen = f"__fish_seen_subcommand_from {first}"
-        if second:
-            yield f"complete -c ludic -n {_quoted(seen)} -a {second} -d {_quoted(operation.about)}"
-            seen = f"{seen}; and __fish_seen_subcommand_from {second}"
-        else:
-            yield f"complete -c ludic -n __fish_use_subcommand -a {first} -d {_quoted(operation.about)}"
+        seen = f"__fish_seen_subcommand_from {command}"
+        yield f"complete -c ludic -n __fish_use_subcommand -a {command} -d {_quoted(operation.about)}"
         for each in _options(command):
             value = "" if each.is_switch else " -r"
             words = f" -f -a {_quoted(' '.join(_choices(each)))}" if _choices(each) else ""

@@ -3,8 +3,8 @@
 docs/settings/ has a table of every setting, a page for each group, docs/api.md one of the methods of `Run` and their
 commands, docs/coming_from.md those of the settings of other programs, docs/fit.md one of the forms of conversations and
 pairs. docs/files.md has what each module says first of itself.
-ludic/setting_texts.json has the texts below the fields of all settings, which --help reads. ludic/operations/typed.py
-has the types of the operations' `**settings`, for editors and type checkers.
+ludic/setting_texts.json has the texts below the fields of all settings, which --help reads. ludic/operations/typed.pyi
+has the types of the operations' `**settings`, and methods.pyi the methods of `Run`, for editors and type checkers.
 """
 
 import ast
@@ -26,8 +26,9 @@ from ludic.children import start_python
 from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import JSON, settings_of_command
 from ludic.flags import about, default_text
+from ludic.operations.create import create
 from ludic.operations.fit import fit
-from ludic.operations.run import Run
+from ludic.operations.operation import Methods, command_name
 from ludic.settings import TEXTS, Setting, describe, forget_texts, groups_in, groups_of, is_operation, settings_of
 
 _INTRODUCTION = """# Settings
@@ -61,7 +62,7 @@ def settings_pages() -> dict[str, str]:
     """Return the pages of settings below docs/, by path: one for each group, and docs/settings.md, which lists them."""
     used_by: dict[type, list[str]] = {}
     for name, command in COMMANDS.items():
-        for owner in groups_in(command.load()).values():
+        for owner in groups_in(command.operation).values():
             used_by.setdefault(owner, []).append(f"`ludic {name}`")
     groups: dict[str, list[Setting]] = {}
     texts: dict[str, list[str]] = {}
@@ -120,7 +121,7 @@ def _section(owner: Any) -> Iterator[str]:
 
 def _own(name: str) -> Iterator[str]:
     """Yield the section of what only this command has."""
-    own = [each for each in settings_of_command(COMMANDS[name].load()) if not each.path and each.name != JSON]
+    own = [each for each in settings_of_command(COMMANDS[name].operation) if not each.path and each.name != JSON]
     if own:
         yield from ("", f"## ludic {name}", "", f"{COMMANDS[name].about}.")
         yield from _table(own)
@@ -144,7 +145,7 @@ def _row(each: Setting) -> str:
 
 def texts() -> str:
     """Return the texts below the fields of all dataclasses of settings and of their bases, as JSON."""
-    functions = [*(command.load() for command in COMMANDS.values()), *methods().values(), fit]
+    functions = [*(command.operation for command in COMMANDS.values()), *methods().values(), fit]
     tables = [settings_of(each) for each in (*functions, *map(find_by_name, _IN_TABLES))]
     owners = {owner for table in tables for each in table for owner in (each.owner, *each.members)}
     classes = {base for owner in owners if isinstance(owner, type) for base in owner.__mro__[:-1]}
@@ -168,18 +169,16 @@ def texts_below(owner: type) -> dict[str, str]:
 
 def methods() -> Mapping[str, Callable[..., Any]]:
     """Return the operations that are methods of `Run`, by name."""
-    return {name: inspect.unwrap(each) for name, each in vars(Run).items() if is_operation(each)}
+    return {name: inspect.unwrap(each) for name, each in sorted(vars(Methods).items()) if is_operation(each)}
 
 
 def methods_table() -> str:
     """Return the table of the methods of `Run`: each does what its docstring says first."""
-    commands = {inspect.unwrap(command.load()).__name__: name for name, command in COMMANDS.items()}
-    commands |= {method: name for name, command in COMMANDS.items() for method in command.methods}
     lines = ["| method of `Run` | does | command |", "| --- | --- | --- |"]
     for name, function in methods().items():
         does = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
-        command = commands.get(name)
-        lines.append(f"| `{name}({_shown(function)})` | {does} | {f'`ludic {command}`' if command else ''} |")
+        command = f"`ludic {command_name(function)}`" if command_name(function) in COMMANDS else ""
+        lines.append(f"| `{name}({_shown(function)})` | {does} | {command} |")
     return "\n".join(lines) + "\n"
 
 
@@ -192,58 +191,73 @@ def _shown(function: Callable[..., Any]) -> str:
     return ", ".join([*named, *many, *more])
 
 
-# --- ludic/operations/typed.py ---------------------------------------------------------------------------------------
+# --- Types for editors and type checkers -----------------------------------------------------------------------------
 
 _TYPED = '''"""Types of the operations' `**settings`, by which editors complete them and type checkers find mistakes.
 
 Written by `make format` from the dataclasses of the settings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
+'''
+_METHODS = '''"""Types of the methods of `Run`. Written by `make format` from the operations."""
 '''
 
 
-def typed() -> str:
-    """Return the module: a TypedDict for each dataclass, and one for each operation that takes settings by name."""
-    operations = (
-        {inspect.unwrap(command.load()) for command in COMMANDS.values()}
-        | {*methods().values()}
-        | {inspect.unwrap(fit)}
-    )
+def methods_stub() -> str:
+    """Return ludic/operations/methods.pyi: a line for each method of `Run`."""
+    homes = {name: (each.__module__.rpartition(".")[2], each.__name__) for name, each in methods().items()}
+    modules = ", ".join(sorted({module for module, _ in homes.values()}))
+    lines = [f"    {name} = {module}.{function}" for name, (module, function) in homes.items()]
+    return "\n".join([_METHODS, f"from ludic.operations import {modules}", "", "class Methods:", *lines, ""])
+
+
+def typed_stub() -> str:
+    """Return ludic/operations/typed.pyi: a TypedDict for each dataclass, and one for each operation with settings.
+
+    A setting that an operation has as a parameter of its own is in no dictionary of it. So such settings stand in the
+    dictionaries of the other operations, and not in that of the dataclass.
+    """
+    of_commands = [command.operation for command in COMMANDS.values()]
+    calls: list[Callable[..., Any]] = [create, fit, *of_commands]
+    operations = {inspect.unwrap(each) for each in calls}
+    operations |= {*methods().values()}
     with_settings = sorted((each for each in operations if groups_of(each)), key=lambda each: each.__name__)
-    owners: dict[type, None] = {}
+    owners = {owner: None for each in with_settings for owner in groups_of(each).values()}
+    apart = {
+        owner: {name for each in with_settings if owner in groups_of(each).values() for name in _parameters(each)}
+        for owner in owners
+    }
+    shared = {owner: [each for each in settings_of(owner) if each.name not in apart[owner]] for owner in owners}
+    values = [_typed_dict(f"{owner.__name__}Values", "", [], each) for owner, each in shared.items()]
     classes = []
     for function in with_settings:
         groups = groups_of(function).values()
-        explicit = {*inspect.signature(function).parameters}
-        bases, own = [], []
-        for group in groups:
-            table = settings_of(group)
-            if explicit & {each.name for each in table}:
-                own += [each for each in table if each.name not in explicit]
-            else:
-                bases.append(f"{group.__name__}Values")
-                owners[group] = None
+        own = [
+            each for group in groups for each in settings_of(group) if each.name in apart[group] - _parameters(function)
+        ]
         name = "".join(word.title() for word in function.__name__.split("_")) + "Settings"
         about = f"Settings of `{function.__module__.rpartition('.')[2]}.{function.__name__}`."
-        classes.append(_typed_dict(name, about, bases, own))
-    values = [_typed_dict(f"{owner.__name__}Values", "", [], settings_of(owner)) for owner in owners]
+        classes.append(_typed_dict(name, about, [f"{group.__name__}Values" for group in groups], own))
     choices = {member for owner in owners for each in settings_of(owner) if each.is_choice for member in each.members}
     modules: dict[str, list[str]] = {}
     for member in sorted(choices, key=lambda each: (each.__module__, each.__name__)):
         modules.setdefault(member.__module__, []).append(member.__name__)
     imports = [f"from {module} import {', '.join(names)}" for module, names in modules.items()]
-    under = ["if TYPE_CHECKING:", *(f"    {line}" for line in imports), ""] if imports else []
-    return "\n".join([_TYPED, *under, *values, *classes])
+    return "\n".join([_TYPED, *imports, "", *values, *classes])
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    return {*inspect.signature(function).parameters}
 
 
 def formatted(text: str) -> str:
-    """Return Python source as ruff formats it."""
-    ruff = start_python(["-m", "ruff", "format", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    """Return the source of a stub as ruff formats it."""
+    ruff = start_python(
+        ["-m", "ruff", "format", "--stdin-filename", "typed.pyi", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     with ruff as process:
         return process.communicate(text.encode())[0].decode()
 
@@ -251,6 +265,7 @@ def formatted(text: str) -> str:
 def _typed_dict(name: str, about: str, bases: Sequence[str], settings: Sequence[Setting]) -> str:
     lines = [f"class {name}({', '.join(bases) or 'TypedDict'}, total=False):"]
     lines += [f'    """{about}"""', ""] if about else []
+    lines += [] if settings or about else ["    pass"]
     for each in settings:
         members = [member.__name__ for member in each.members] if each.is_choice else []
         more = "".join(f" | {name}" for name in (["Mapping[str, Any]", *members] if members else []))
@@ -365,7 +380,8 @@ def write(folder: Path, *, check: bool) -> list[str]:
         api: _with_tables(api, [methods_table()]),
         coming_from: _with_tables(coming_from, [foreign_table(each) for each in (*others.programs, others.short)]),
         fit_page: _with_tables(fit_page, [forms_table(folder)]),
-        folder / "ludic/operations/typed.py": formatted(typed()),
+        folder / "ludic/operations/typed.pyi": formatted(typed_stub()),
+        folder / "ludic/operations/methods.pyi": formatted(methods_stub()),
     }
     left = [path for path in (folder / "docs/settings").glob("*.md") if path not in pages]
     for path in left:

@@ -11,16 +11,16 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
 from ludic.children import protect_library_processes
-from ludic.cli.commands import COMMANDS, GROUPS
+from ludic.cli.commands import COMMANDS, GONE, Command, groups
 from ludic.cli.settings import JSON, exit_with_settings, parse
 from ludic.errors import DETAIL_INDENT, LASTING_EXIT_CODE, LudicError, similar_names
 from ludic.installed import LUDIC, installed_version
-from ludic.launch.process import is_supervised, stop_on_signals
+from ludic.launch.process import interrupt_on_sigterm, is_supervised, stop_on_signals
 from ludic.masking import mask
 from ludic.printable import log_handler, printable
 from ludic.settings import RUN, SettingsError, arguments, opens_its_root, takes_a_root
@@ -98,32 +98,35 @@ def _dispatch(args: list[str]) -> int:
     if args[0] in ("-V", "--version", "version"):
         print(f"ludic {installed_version(LUDIC) or '(from a folder that is not installed)'}")
         return 0
-    words = 2 if " ".join(args[:2]) in COMMANDS else 1
-    name = " ".join(args[:words])
+    name = args[0]
+    for gone in (" ".join(args[:2]), name):
+        if gone in GONE:
+            print(f"ludic: ludic {gone}: this is now `{GONE[gone]}`", file=sys.stderr)
+            return 2
     if name not in COMMANDS:
         close = similar_names(name, COMMANDS)
         hint = f"did you mean `ludic {close[0]}`?" if close else "`ludic --help` lists them"
         hint = _INSTEAD.get(name, hint)
         print(printable(mask(f"ludic: there is no command {name!r}; {hint}")), file=sys.stderr)
         return 2
-    return _run(name, args[words:])
+    return _run(name, args[1:])
 
 
 def _run(name: str, args: list[str]) -> int:
     """Call a command's operation and print its result; returns the exit status."""
     command = COMMANDS[name]
-    operation = command.load()
+    operation = command.operation
     program = f"ludic {name}"
     values = parse(operation, args, program=program, description=command.about)
     as_json = values.get(JSON, False) if JSON in signature(operation).parameters else values.pop(JSON, False)
     try:
-        result = _call(operation, values, ends_well=command.ends_well)
+        result = _call(command, values)
     except SettingsError as error:
         exit_with_settings(operation, error, program)
-    if result is None:
-        return 0
-    from ludic.results import print_json, stdout_console
+    from ludic.results import Result, print_json, stdout_console
 
+    if not isinstance(result, Result):
+        return 0
     if result.is_out:
         pass
     elif as_json:
@@ -137,13 +140,11 @@ def _run(name: str, args: list[str]) -> int:
     return 0
 
 
-def _call(operation: Callable[..., Any], values: dict[str, Any], *, ends_well: bool) -> Any:
-    """Call an operation with its settings by name; it gets an opened run, unless it takes the place of one.
-
-    ends_well: SIGTERM and Ctrl-C set its parameter `stop`.
-    """
+def _call(command: Command, values: Mapping[str, Any]) -> Any:
+    """Call a command's operation with its settings by name; it gets an opened run, unless it opens that itself."""
+    operation = command.operation
     parameters = signature(operation).parameters
-    given = arguments(operation, values)
+    given = {**command.defaults, **arguments(operation, values)}
     positional: list[Any] = []
     if takes_a_root(operation):
         root = given.pop("root")
@@ -151,9 +152,11 @@ def _call(operation: Callable[..., Any], values: dict[str, Any], *, ends_well: b
     elif RUN in parameters:
         positional.append(None)
     many = [each.name for each in parameters.values() if each.kind is each.VAR_POSITIONAL]
-    positional += [each for name in many for each in given.pop(name)]
-    if ends_well:
+    positional += [each for name in many for each in given.pop(name, ())]
+    if command.on_sigterm == "stop":
         given["stop"] = stop_on_signals()
+    elif command.on_sigterm == "interrupt":
+        interrupt_on_sigterm()
     if "track" not in parameters:
         return operation(*positional, **given)
     from ludic.results import progress_bar
@@ -181,7 +184,7 @@ def _print_completion(args: list[str]) -> int:
 def _print_help() -> None:
     width = shutil.get_terminal_size().columns
     print("usage: ludic COMMAND ROOT [OPTIONS]\n\nPost-training with storage as the spine.\n")
-    for title, commands in GROUPS.items():
+    for title, commands in groups().items():
         if title != "First":
             print(f"\n{title}:")
         for name, command in commands.items():

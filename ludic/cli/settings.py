@@ -7,6 +7,7 @@ answered in one line, with exit code 2; a bad file raises ConfigError.
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, get_origin
 
@@ -14,6 +15,7 @@ from ludic.cli.commands import COMMANDS
 from ludic.config_files import read_config
 from ludic.errors import ConfigError, similar_names
 from ludic.flags import WrongUsageError, check_not_missing, exit_with, help_of, missing_text, read_flags
+from ludic.operations.operation import command_name
 from ludic.paths import local_path
 from ludic.settings import (
     MissingSettingsError,
@@ -28,14 +30,24 @@ from ludic.settings import (
 
 JSON = "json"
 """Setting of every command that prints a result."""
+_NO_RESULT = (None, "None", "pl.DataFrame")
+"""Return types of operations whose command has no --json: they print nothing, or rows in a format of their own."""
 
 
 def settings_of_command(operation: Callable[..., Any]) -> tuple[Setting, ...]:
     """Return the settings of an operation, and --json if it returns a result."""
-    table = settings_of(operation)
-    if JSON in {each.name for each in table} or inspect.signature(operation).return_annotation in (None, "None"):
+    table = tuple(
+        replace(each, default=defaults[each.name]) if each.name in (defaults := _defaults_of(operation)) else each
+        for each in settings_of(operation)
+    )
+    if JSON in {each.name for each in table} or inspect.signature(operation).return_annotation in _NO_RESULT:
         return table
     return (*table, *settings_of(_printing))
+
+
+def _defaults_of(operation: Callable[..., Any]) -> Mapping[str, Any]:
+    command = COMMANDS.get(command_name(operation))
+    return {} if command is None or command.operation is not operation else command.defaults
 
 
 def _printing(*, json: bool = False) -> None:
@@ -93,7 +105,7 @@ def _read_file(path: Path, settings: Sequence[Setting], algorithm: str | None) -
     """
     table = {each.name: each for each in settings if each.has_flag}
     of_others: dict[str, Setting] = {}
-    of_run = settings_of(COMMANDS["run"].load())
+    of_run = settings_of(COMMANDS["run"].operation)
     if {each.owner for each in settings} & {each.owner for each in of_run}:  # they share a dataclass
         of_others = {each.name: each for each in of_run if each.has_flag}
     all_settings = {**of_others, **table}

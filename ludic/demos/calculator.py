@@ -108,7 +108,7 @@ def warm_start_config() -> TrainConfig:
 def improve(root: Root, num_steps: int) -> None:
     """Train online for `num_steps` steps after those of the warm start, and evaluate versions beside it."""
     config = rl_config(_last_warm_step(root) + num_steps)
-    ludic.Run(root).launch(config, eval_every=EVAL_EVERY, eval_options={"num_examples": NUM_HELDOUT})
+    ludic.Run(root).run(config, eval_every=EVAL_EVERY, eval_options={"num_examples": NUM_HELDOUT})
 
 
 def _last_warm_step(root: Root) -> int:
@@ -136,7 +136,7 @@ def rl_config(num_steps: int) -> TrainConfig:
 
 def evaluate(root: Root, versions: str, num_heldout: int = NUM_HELDOUT) -> None:
     """Sample an answer to each held-out problem, as `ludic eval` does; what is stored is not sampled again."""
-    ludic.Run(root).evaluate(versions, num_examples=num_heldout, device="cpu")
+    ludic.Run(root).eval(versions, num_examples=num_heldout, device="cpu")
 
 
 def version_before_rl(root: Root) -> int | None:
@@ -252,7 +252,7 @@ def teach_a_tool(url: str, num_steps: int) -> None:
     assert before is not None, "the warm start is evaluated"
     run = ludic.Run(root)
     measured = [
-        row for row in run.evaluation(measures=["mean_reward"]).to_dict()["measures"] if _version(row) >= before
+        row for row in run.eval(stored=True, measures=["mean_reward"]).to_dict()["measures"] if _version(row) >= before
     ]
     after = max(map(_version, measured))
     _print_answers(console, root, measured)
@@ -331,7 +331,7 @@ def _print_next(console: Console, root: Root, before: int, after: int) -> None:
     kinds = "select metadata['kind'] as kind, count(*), avg(episode_reward) from rollouts group by all order by all"
     print_next(
         console,
-        f"show {root.url} {rollout_id}",
+        f"view {root.url} {rollout_id} --text",
         f'sql {root.url} "{kinds}"',
-        f"eval compare {root.url}@{before} @{after}",
+        f"compare {root.url}@{before} @{after}",
     )

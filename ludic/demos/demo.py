@@ -1,10 +1,11 @@
 """`ludic demo`. Imports nothing slow, since `ludic --help` reads the docstring below."""
 
 from ludic.demos import NUM_WORKERS
-from ludic.settings import PositiveCount, operation
+from ludic.operations.operation import operation
+from ludic.settings import PositiveCount
 
 
-@operation(trains="ludic demo")
+@operation(group="First", place=1, on_sigterm="interrupt", trains=True)
 def demo(*, agents: bool = False, root: str | None = None, num_steps: PositiveCount | None = None) -> None:
     """Teach a tiny model on this machine, in a minute; with --agents, to call a tool.
 
@@ -13,9 +14,6 @@ def demo(*, agents: bool = False, root: str | None = None, num_steps: PositiveCo
         root: Folder or URL of the run; a stopped demo is resumed. None is runs/demo, or runs/demo-agents with --agents.
         num_steps: Number of gradient steps of RL. None is 60, or 50 with --agents.
     """
-    from ludic.launch.process import interrupt_on_sigterm
-
-    interrupt_on_sigterm()
     if agents:
         from ludic.demos.calculator import teach_a_tool
 

@@ -118,7 +118,7 @@ def teach_words(url: str, num_steps: int) -> None:
     console.print(f"[bold]{NUM_WORKERS} workers and a trainer, sharing nothing but {root.url}[/]")
     # New weights wait for the end of answers: in a step this model changes so much that answers whose weights change
     # under way teach it less.
-    ludic.Run(root).launch(demo_config(num_steps), swap="completion")
+    ludic.Run(root).run(demo_config(num_steps), swap="completion")
     _print_answers(console, root)
     _print_curve(console, root)
     _print_next(console, root)
@@ -194,7 +194,7 @@ def _print_next(console: Console, root: Root) -> None:
     query = "select step, count(*), avg(episode_reward), avg(off_policy_steps) from batches group by all order by all"
     print_next(
         console,
-        f"show {root.url} {rollout_id}",
+        f"view {root.url} {rollout_id} --text",
         f'sample {root.url} --prompt "write a story about cats in the garden" --n 4',
         f'sql {root.url} "{query}"',
         f"report {root.url} --output report.html",

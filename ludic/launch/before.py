@@ -213,7 +213,7 @@ def _check_server(start: Start) -> TrialNote | str:
         # `ludic serve` waits for the first version, which the run publishes.
         return TrialNote(f"{why}; workers wait for a server, such as of `ludic serve {start.url}`", is_doubtful=True)
     made = (
-        "`ludic serve ROOT`, for a root that `ludic create` has made"
+        "`ludic serve ROOT`, for a root that `ludic run --create-only` has made"
         if start.root is None
         else f"`ludic serve {start.url}`"
     )

@@ -89,5 +89,5 @@ def compare_commands(root: Root, planned: Mapping[int, int], last: int, branch: 
     return [
         f"ludic eval {one} --versions {version}",
         f"ludic eval {other} --versions latest",
-        f"ludic eval compare {one}@{version} {other}@latest",
+        f"ludic compare {one}@{version} {other}@latest",
     ]

@@ -63,13 +63,17 @@ def stop_within_s(environment: Mapping[str, str] = os.environ) -> int:
     return int(environment.get(STOP_WITHIN) or STOP_WITHIN_S)
 
 
-def stop_on_signals() -> threading.Event:
+class ProcessStop(threading.Event):
+    """Asks this whole process to stop, which does one thing: a call that hangs may end it."""
+
+
+def stop_on_signals() -> ProcessStop:
     """Return an event that SIGTERM and Ctrl-C set; a second Ctrl-C interrupts at once.
 
     In a child of `ludic run` or a rank of torchrun, the event is also set when the parent is gone; the process is ended
     if it does not stop within a grace period.
     """
-    stop = threading.Event()
+    stop = ProcessStop()
     _set_on_signals(stop)
     if is_supervised():
         _end_after(_wait_for_end_of_input, stop)

@@ -5,15 +5,16 @@ from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ludic.defaults import Track, untracked
+from ludic.operations.operation import operation
 from ludic.operations.start import Algorithm
-from ludic.settings import Index, PositiveCount, SettingsError, Shown, operation
+from ludic.settings import Index, PositiveCount, SettingsError, Shown
 
 if TYPE_CHECKING:
     from ludic.operations.run import Run
     from ludic.show.what_if import Bisection, CutOut, WhatIf
 
 
-@operation()
+@operation(group="Ask again", place=1)
 def what_if(
     run: "Run",
     *,
@@ -60,7 +61,7 @@ def what_if(
     return WhatIf(url=run.url, given=given, rerun=found, branch=branch, commands=commands)
 
 
-@operation()
+@operation(group="Ask again", place=2)
 def bisect(
     run: "Run",
     predicate: Annotated[str, Shown("PREDICATE", by_position=True)],
@@ -84,7 +85,7 @@ def bisect(
     return Bisection(url=run.url, found=bisect(run.root, predicate, table))
 
 
-@operation()
+@operation(group="Ask again", place=3)
 def cut(run: "Run", step: Index, out: Annotated[str | PathLike[str], Shown("OUT", by_position=True)]) -> "CutOut":
     """Write the smallest folder that replays one step bit for bit.
 

@@ -5,9 +5,10 @@ from os import PathLike
 from typing import TYPE_CHECKING, Unpack
 
 from ludic.code.consent import CodeSettings
+from ludic.operations.operation import operation
 from ludic.operations.start import RootUrl
 from ludic.run_config import RunConfig
-from ludic.settings import SettingsError, check_names, convert, operation, settings_of, split
+from ludic.settings import SettingsError, check_names, convert, settings_of, split
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:

@@ -10,65 +10,90 @@ from ludic.defaults import ENGINE, Track, untracked
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.eval.config import DIFFERENCE, EvalConfig, IntervalMethod, MeasureConfig
+from ludic.installed import TRAIN, require
+from ludic.operations.operation import operation
 from ludic.operations.start import TrainerDevice
 from ludic.scoring.options import ScoreOptions
-from ludic.settings import FromFlag, Range, Role, Seed, SettingsError, Shown, convert, operation, split
+from ludic.settings import FromFlag, Range, Role, Seed, SettingsError, Shown, convert, split
 
 if TYPE_CHECKING:
     from ludic.engines.engine import Engine
     from ludic.engines.registry import MakeEngine
     from ludic.operations.run import Run
-    from ludic.operations.typed import CompareSettings, EvaluateSettings, EvaluationSettings, ScoreSettings
+    from ludic.operations.typed import CompareSettings, EvalSettings, ScoreSettings
     from ludic.records import RolloutBatch
     from ludic.scoring.score import ScoreReport
     from ludic.show.evaluations import Comparison, Contamination, Evaluation
     from ludic.sql.connect import RootLike
 
 
-@operation(trains="ludic eval", samples=EvalConfig, measure=MeasureConfig, code=CodeSettings)
-def evaluate(
+@operation(
+    group="First",
+    place=6,
+    samples=EvalConfig,
+    measure=MeasureConfig,
+    code=CodeSettings,
+)
+def eval_(
     run: "Run | str",
-    versions: int | str | Sequence[int] = "latest",
+    versions: int | str | Sequence[int] | None = None,
     *,
+    stored: Annotated[bool, Role(first_page=True)] = False,
     suite: Annotated[str | PathLike[str] | None, Role(first_page=True)] = None,
     interval: IntervalMethod = "korn_graubard",
-    engine: Annotated["str | EngineConfig | Engine | MakeEngine", FromFlag(EngineConfig)] = ENGINE,
+    engine: Annotated["str | EngineConfig | Engine | MakeEngine | None", FromFlag(EngineConfig)] = None,
     device: TrainerDevice = None,
     model: Annotated[str | None, Role(first_page=True)] = None,
     stop: threading.Event | None = None,
     report: "Callable[[RolloutBatch], None] | None" = None,
-    **settings: Unpack["EvaluateSettings"],
+    **settings: Unpack["EvalSettings"],
 ) -> "Evaluation":
     """Evaluate versions of a run, or a model, on held-out examples.
 
     Samples them into evals/. What is stored is not sampled again, so an interrupted call is continued by the same call,
     and any number of processes may share one. Ctrl-C ends the call after the samples that are being made are stored,
     and raises KeyboardInterrupt. With the setting `every`, follows a run while it trains, until training has reached
-    the step `until_step`. versions: numbers, or a text such as "0,10,latest" or "10-latest". settings: fields of
-    EvalConfig and MeasureConfig; trust_code and update_code. Raises ConfigError for weights that are not stored, an
-    unknown environment or a bad suite, ConsentError, TimeLimitError.
+    the step `until_step`. versions: numbers, or a text such as "0,10,latest" or "10-latest"; None is the latest, and
+    with `stored` all. settings: fields of EvalConfig and MeasureConfig; trust_code and update_code. Raises ConfigError
+    for weights or samples that are not stored, an unknown environment or a bad suite, QueryError, ConsentError,
+    TimeLimitError.
 
     Args:
         run: Folder or URL of the run; created if it does not exist and --model is given.
+        stored: Sample nothing: measure the samples that are stored, by settings, version and environment; those of all
+            versions and environments, or of --versions and --env.
         suite: TOML file that lists environments with their settings and measures (docs/evaluation.md), instead of --env
             and the settings of samples.
         interval: Kind of interval: Korn and Graubard's for shares and clustered by example for other measures, or
             clustered for all.
+        engine: Engine by name, path/to/file.py:ClassName, its settings, an engine, or a function that makes one.
         device: Device to sample on; None uses CUDA if available.
         model: Folder, Hugging Face id or URL of the model to evaluate, for a root that is created; for another root,
             another location of the run's first model.
     """
+    parts = split(settings, samples=EvalConfig, measure=MeasureConfig, code=CodeSettings)
+    if isinstance(parts["samples"].get("env"), str):
+        parts["samples"]["env"] = (parts["samples"]["env"],)
+    if stored:
+        own_engine = None if engine == EngineConfig() else engine  # a command gives the default one
+        own = (
+            {"suite": suite, "engine": own_engine, "device": device, "model": model} | parts["samples"] | parts["code"]
+        )
+        for name, value in own.items():
+            if name != "env" and value is not None:
+                raise SettingsError(f"{name} is for sampling, and stored samples nothing; leave out one of them")
+        return _measure_stored(run, versions, parts["samples"].get("env"), interval, parts["measure"])
+    require("torch", TRAIN, "ludic eval")
+
     from ludic.eval.numbers import check_measures, numbers_of_entries, try_measures
     from ludic.eval.suite import read_suite
     from ludic.launch.evaluate import evaluate_in_process, open_to_evaluate
     from ludic.launch.process import interruptible_unless, is_supervised
     from ludic.show.evaluations import Evaluation, measure_stored
 
-    parts = split(settings, samples=EvalConfig, measure=MeasureConfig, code=CodeSettings)
     measure, code = convert(MeasureConfig, parts["measure"]), convert(CodeSettings, parts["code"])
-    if isinstance(parts["samples"].get("env"), str):
-        parts["samples"]["env"] = (parts["samples"]["env"],)
-    config = convert(EvalConfig, {"versions": _as_text(versions)} | parts["samples"])
+    own = {} if versions is None else {"versions": _as_text(versions)}
+    config = convert(EvalConfig, own | parts["samples"])
     if suite is None:
         check_measures(measure, config.n)  # before a root is made
     elif measure.measures or measure.params:
@@ -80,7 +105,7 @@ def evaluate(
             try_measures(root, measure, config.n)
         entries = [] if suite is None else read_suite(suite, config, measure.confidence)
         configs = {each.label: each.config for each in entries} or {"": config}
-        options: dict[str, Any] = {"engine": engine, "device": device, "model": model, "report": report}
+        options: dict[str, Any] = {"engine": engine or ENGINE, "device": device, "model": model, "report": report}
         done = evaluate_in_process(root, configs, stopped, code=code, guard=is_supervised(), **options)
     if suite is None:
         return measure_stored(root, measure, done.chosen(""), interval)
@@ -88,32 +113,25 @@ def evaluate(
     return Evaluation(url=root.url, numbers=numbers_of_entries(root, chosen, interval), confidence=measure.confidence)
 
 
-@operation(measure=MeasureConfig)
-def evaluation(
-    run: "Run",
-    versions: int | str | Sequence[int] | None = None,
-    *,
-    env: str | Sequence[str] | None = None,
-    interval: IntervalMethod = "korn_graubard",
-    **measure: Unpack["EvaluationSettings"],
+def _measure_stored(
+    run: "Run | str",
+    versions: int | str | Sequence[int] | None,
+    env: Sequence[str] | None,
+    interval: IntervalMethod,
+    measure: Mapping[str, Any],
 ) -> "Evaluation":
-    """Return the numbers of stored evaluations, by settings, version and environment; samples nothing.
-
-    versions, env: those to measure; None is all. measure: fields of MeasureConfig: measures are names in
-    ludic/sql/measures/ or paths of .sql files (docs/evaluation.md), by default mean reward, success rate, pass@k and
-    pass^k for several samples, length, unscored samples; params are values of their parameters, such as {"k": 4,
-    "threshold": 0.5, "unscored": 0}. interval: korn_graubard for shares, while other measures get
-    clustered; or clustered by example for all. Raises ConfigError if nothing is stored, QueryError.
-    """
+    """Return the numbers of stored samples. Raises ConfigError if there are none."""
     from ludic.eval.config import parse_versions
     from ludic.eval.numbers import Chosen
     from ludic.show.evaluations import measure_stored
+    from ludic.store import Root
 
     numbers = None if versions is None else parse_versions(_as_text(versions))
     if numbers is not None and not all(isinstance(each, int) for each in numbers):
         raise ConfigError(f"versions is {versions!r}, wanted numbers of versions with stored samples")
-    chosen = Chosen(versions=numbers, envs=[env] if isinstance(env, str) else env)  # type: ignore[arg-type]
-    return measure_stored(run.root, convert(MeasureConfig, measure), chosen, interval)
+    chosen = Chosen(versions=numbers, envs=env)  # type: ignore[arg-type]
+    root = Root.open(run) if isinstance(run, str) else run.root
+    return measure_stored(root, convert(MeasureConfig, measure), chosen, interval)
 
 
 def _as_text(versions: int | str | Sequence[int]) -> str:
@@ -125,7 +143,7 @@ def _as_text(versions: int | str | Sequence[int]) -> str:
 # --- Stored evaluations side by side ---------------------------------------------------------------------------------
 
 
-@operation(measure=MeasureConfig)
+@operation(group="Evaluate", place=1, measure=MeasureConfig)
 def compare(
     run: "Run | None",
     *sides: Annotated[int | str, Shown("ROOT@VERSION", by_position=True)],
@@ -162,7 +180,7 @@ def compare(
     return Comparison(compared=compared, difference=difference, confidence=config.confidence)
 
 
-@operation()
+@operation(group="Evaluate", place=3)
 def contamination(
     run: "Run",
     *,
@@ -193,7 +211,7 @@ def contamination(
     return Contamination(overlaps=find_overlaps(run.root, also, chosen, query, params or {}))
 
 
-@operation(options=ScoreOptions)
+@operation(group="Evaluate", place=2, options=ScoreOptions)
 def score(
     run: "Run",
     scorer: str | None = None,

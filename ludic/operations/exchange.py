@@ -11,17 +11,8 @@ from ludic.by_name import find_by_name
 from ludic.code.kinds import EXPORTER, find
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, MissingRootError
-from ludic.settings import (
-    GroupSize,
-    GroupsPerBatch,
-    Index,
-    Seconds,
-    SecondsOfADay,
-    Shown,
-    check,
-    convert,
-    operation,
-)
+from ludic.operations.operation import operation
+from ludic.settings import GroupSize, GroupsPerBatch, Index, Seconds, SecondsOfADay, Shown, check, convert
 
 if TYPE_CHECKING:
     from ludic.operations.outcomes import Imported
@@ -76,7 +67,7 @@ class ExportOptions:
             raise ConfigError("where and sql both choose the rows; give one of them")
 
 
-@operation(options=ExportOptions)
+@operation(group="Exchange", place=1, options=ExportOptions)
 def export(
     run: "Run",
     format: str,
@@ -104,7 +95,7 @@ def export(
     return written
 
 
-@operation()
+@operation(group="Exchange", place=2)
 def import_(
     run: "Run | str",
     files: Annotated[str | PathLike[str] | Sequence[str | PathLike[str]], Shown("FILE", by_position=True)],

@@ -23,9 +23,10 @@ from ludic.defaults import EXAMPLE_IDS
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, LudicError, MissingRootError
 from ludic.launch.config import LaunchConfig, Start
+from ludic.operations.operation import operation
 from ludic.operations.start import Algorithm, RootUrl
 from ludic.run_config import RunConfig
-from ludic.settings import SettingsError, convert, flat, given, operation, refuse_unknown, settings_of, split
+from ludic.settings import SettingsError, convert, flat, given, refuse_unknown, settings_of, split
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -84,9 +85,7 @@ def _check_names(names: Iterable[str], algorithm: str | None) -> None:
 
 
 @_answering_names()
-@operation(
-    trains="ludic.fit", run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig
-)
+@operation(trains=True, run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
 def fit(
     *,
     algorithm: Algorithm,
@@ -172,18 +171,7 @@ def grpo(
 
     run = ludic.grpo(model="Qwen/Qwen3-0.6B", dataset="questions.jsonl", reward=reward, root="runs/mine")
     """
-    return fit(
-        algorithm="grpo",
-        model=model,
-        root=root,
-        dataset=dataset,
-        reward=reward,
-        heldout=heldout,
-        system_prompt=system_prompt,
-        dataset_options=dataset_options,
-        wait=wait,
-        **settings,
-    )
+    return _fit_by("grpo", locals())
 
 
 @_answering_names("sft")
@@ -201,8 +189,7 @@ def sft(
     dataset: rows with `messages`, of which all answers are trained on, with `prompt` and `completion`, or in another
     form of docs/fit.md. Makes one pass over them unless epochs or num_steps is given.
     """
-    options: Any = {"dataset_options": dataset_options, "wait": wait}
-    return fit(algorithm="sft", model=model, root=root, dataset=dataset, **options, **settings)
+    return _fit_by("sft", locals())
 
 
 @_answering_names("dpo")
@@ -220,8 +207,13 @@ def dpo(
     dataset: rows with `prompt`, `chosen` and `rejected`. The reference is the model unless `reference` is given. Makes
     one pass over them unless epochs or num_steps is given.
     """
-    options: Any = {"dataset_options": dataset_options, "wait": wait}
-    return fit(algorithm="dpo", model=model, root=root, dataset=dataset, **options, **settings)
+    return _fit_by("dpo", locals())
+
+
+def _fit_by(algorithm: str, given: dict[str, Any]) -> "Run":
+    """Call `fit`. given: the arguments of a function, which are its locals."""
+    settings = given.pop("settings")
+    return fit(algorithm=algorithm, **given, **settings)
 
 
 # --- Rollouts that workers sample ------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Annotated
 
 from ludic.errors import ConfigError
+from ludic.operations.operation import operation
 from ludic.paths import is_url
 from ludic.results import Part, Result
-from ludic.settings import Shown, operation
+from ludic.settings import Shown
 from ludic.temporary import temporary_folder
 
 _TEMPLATES = Path(__file__).with_name("first_experiment")
@@ -52,7 +53,7 @@ class Initialized(Result):
         yield "Write your own environment into environment.py, and your model into experiment.toml."
 
 
-@operation(trains="ludic init")
+@operation(group="First", place=2, trains=True)
 def init(folder: Annotated[str | PathLike[str], Shown("FOLDER", by_position=True)]) -> "Initialized":
     """Make a folder with an environment, its settings and a notebook, which run at once.
 

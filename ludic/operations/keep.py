@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 from ludic.defaults import TARGET_BYTES, Track, untracked
 from ludic.errors import ConfigError, one_line
 from ludic.maintenance.expiry_rule import ExpiryRule
-from ludic.settings import Index, Range, SettingsError, convert, operation
+from ludic.operations.operation import operation
+from ludic.settings import Index, Range, SettingsError, convert
 
 if TYPE_CHECKING:
     from ludic.maintenance.compact import CompactionReport
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ludic.operations.typed import ExpireSettings
 
 
-@operation()
+@operation(group="Keep", place=1)
 def verify(run: "Run", *, repair: bool = False, track: Track = untracked) -> "VerifyReport":
     """Check a root's files and data; quarantine broken files if asked to.
 
@@ -40,7 +41,7 @@ def verify(run: "Run", *, repair: bool = False, track: Track = untracked) -> "Ve
     return report
 
 
-@operation()
+@operation(group="Keep", place=2)
 def compact(
     run: "Run",
     before: Index | None = None,
@@ -72,7 +73,7 @@ def compact(
     return compact(root, before_version=before, target_bytes=target_mb << 20, dry_run=dry_run, track=track)
 
 
-@operation(rule=ExpiryRule)
+@operation(group="Keep", place=3, rule=ExpiryRule)
 def expire(
     run: "Run",
     *,

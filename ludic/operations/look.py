@@ -1,130 +1,143 @@
-"""Look at a run: figures, rollouts, SQL, the live state, the viewer, reports; ask its policy a question."""
+"""Look at a run: the live state, figures, rollouts, SQL, the viewer, reports; ask its policy a question."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, overload
 
 from ludic.defaults import Track, untracked
 from ludic.eval.config import MeasureConfig
+from ludic.operations.operation import operation
 from ludic.rollouts.config import Question
-from ludic.settings import Index, PositiveCount, SecondsOfADay, SettingsError, Shown, convert, operation
+from ludic.settings import FromFlag, Index, PositiveCount, SecondsOfADay, SettingsError, Shown, convert
 from ludic.show.terminal.options import ViewOptions
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     import polars as pl
-    import pyarrow as pa
 
     from ludic.operations.run import Run
-    from ludic.operations.typed import ReportSettings, SampleSettings, ViewSettings, WriteReportSettings
+    from ludic.operations.typed import ReportSettings, SampleSettings, ViewSettings
     from ludic.rollouts.sample import Answers
-    from ludic.show.found import Lookup
     from ludic.show.report.page import Report
-    from ludic.show.stats import Stats
     from ludic.show.status import RunStatus
+    from ludic.show.transcript import Lookup
     from ludic.sql.connect import RootLike
 
 ReadingColor = Literal["logprob", "advantage", "none"]
 OutputFormat = Literal["table", "json", "csv", "parquet"]
 
 
-@operation()
-def stats(run: "Run", *, track: Track = untracked) -> "Stats":
-    """Summarize a run: environments, versions, steps and files.
-
-    Returns DataFrames: folders, rollouts, environments, versions, evals, attempts. Files that can't be read are listed
-    and left out. Raises QueryError.
-    """
-    from ludic.show.stats import collect_stats
-
-    return collect_stats(run.root, track)
-
-
 # --- The live state ------------------------------------------------------------------------------------------------
 
 
-@operation()
-def status(run: "Run") -> "RunStatus":
-    """Return the current state: trainer, newest steps, rates, policy, checkpoint, diagnostics.
-
-    Later calls can tell if the trainer is alive, since they see whether its lease is renewed. A damaged file is named
-    in `unreadable`.
-    """
-    return run.watcher.poll()
-
-
-@operation()
-def watch(run: "Run", interval_s: SecondsOfADay = 2.0, *, once: bool = False) -> None:
+@operation(group="First", place=4)
+def watch(
+    run: "Run",
+    interval_s: SecondsOfADay = 2.0,
+    *,
+    once: bool = False,
+    totals: bool = False,
+    json: bool = False,
+    track: Track = untracked,
+) -> "RunStatus":
     """Show the live state of a run.
 
     Runs until Ctrl-C, from any machine that can read the run's files; writes nothing. While the filesystem fails, the
-    last frame stays, with the reason below it. Raises MissingRootError if the run is deleted.
+    last frame stays, with the reason below it. Returns the newest state: trainer, newest steps, rates, policy,
+    checkpoint, diagnostics. A later call can tell if the trainer is alive, since it sees whether its lease is renewed.
+    A damaged file is named in `unreadable`. Raises MissingRootError if the run is deleted.
 
     Args:
-        interval_s: Seconds between two looks at the files.
-        once: Print one frame and exit.
+        interval_s: Seconds between two reads of the files.
+        once: Print one frame and exit; in Python, return the state without printing it.
+        totals: Summarize all that is stored as well: environments, versions, steps and files. Implies --once.
+        json: Print the state as JSON. Implies --once.
     """
+    from dataclasses import replace
+
     from ludic.results import stdout_console
     from ludic.show.watch import watch
 
-    if once:
-        status(run).print_to(stdout_console())
-    else:
+    if not (once or totals or json):
         watch(run.watcher, stdout_console(), interval_s)
+        return replace(run.watcher.newest or run.watcher.poll(), is_out=True)
+    state = run.watcher.poll()
+    if totals:
+        from ludic.show.stats import collect_stats
+
+        state = replace(state, read_totals=collect_stats(run.root, track))
+    return state
 
 
 # --- Rollouts and groups -------------------------------------------------------------------------------------------
 
 
-@operation()
-def show(
+@overload
+def view(
     run: "Run",
-    any_id: Annotated[str, Shown("ID", by_position=True)],
+    rollout_id: str,
     *,
-    color: ReadingColor = "logprob",
+    text: Literal[True],
+    color: ReadingColor | None = None,
     tokens: bool = False,
     full: bool = False,
-) -> "Lookup":
-    """Show one rollout or group.
+) -> "Lookup": ...
+@overload
+def view(
+    run: "Run",
+    rollout_id: str | None = None,
+    *,
+    text: bool = False,
+    color: ReadingColor | None = None,
+    tokens: bool = False,
+    full: bool = False,
+    json: bool = False,
+    **options: Unpack["ViewSettings"],
+) -> "Lookup | None": ...
+@operation(group="First", place=5, view=ViewOptions)
+def view(
+    run: "Run",
+    rollout_id: str | None = None,
+    *,
+    text: bool = False,
+    color: ReadingColor | None = None,
+    tokens: bool = False,
+    full: bool = False,
+    json: bool = False,
+    **options: Unpack["ViewSettings"],
+) -> "Lookup | None":
+    """Look at a run in the terminal or a browser: versions, groups, rollouts, tokens, labels.
 
-    Raises UnknownIdError.
+    With an ID and where there is no terminal, and with --text, it is one rollout or group as text. In Python this is
+    returned: `record` is the rollout, `records` are the rollouts of a group, and `tokens()` is a table of a response.
+    Otherwise it returns when the user quits. options: fields of ViewOptions. Raises ConfigError if textual is not
+    installed or the port is taken, UnknownIdError.
 
     Args:
-        any_id: rollout_id or group_id; its beginning or end is enough if no other id matches. It may be in quotes.
-        color: Colour the response's tokens by their probability (logprob) or by the advantage used in training.
-        tokens: List the tokens, one per line, with ids, logprobs and rewards.
+        text: Show the rollout or group of ID as text, also in a terminal.
+        color: Colour the response's tokens by their probability (logprob, the default) or by the advantage used in
+            training; none is no colour. Implies --text.
+        tokens: List the tokens, one per line, with ids, logprobs and rewards. Implies --text.
         full: Show long texts and responses whole, and all answers of a group; by default the middle of a text is left
-            out, and a group has its best and its worst answer.
+            out, and a group has its best and its worst answer. Implies --text.
+        json: Print the rollout or group as JSON. Implies --text.
     """
+    from ludic.show.terminal.start import has_terminal, view_run
+
+    chosen = convert(ViewOptions, {"rollout_id": rollout_id, **options})
+    as_text = text or tokens or full or json or color is not None
+    if not as_text and (rollout_id is None or chosen.web or chosen.picture is not None or has_terminal()):
+        view_run(run.root, chosen)
+        return None
+    if rollout_id is None:
+        raise SettingsError("text needs ID; name a rollout or a group")
+    if as_text and options:
+        raise SettingsError(f"{next(iter(options))} is for the viewer, and text is asked for; leave out one of them")
     from ludic.show.found import look_up
     from ludic.show.transcript import PrintOptions
 
-    return look_up(run.root, any_id, options=PrintOptions(color=color, tokens=tokens, full=full))
-
-
-@operation()
-def rollout(run: "Run", rollout_id: str) -> "Lookup":
-    """Find a rollout by its id, or by a beginning or an end that no other rollout_id has.
-
-    Its `record` is the rollout, `tokens()` a table of its response. Raises UnknownIdError.
-    """
-    from ludic.show.found import look_up
-
-    return look_up(run.root, rollout_id, "rollout")
-
-
-@operation()
-def group(run: "Run", group_id: str) -> "Lookup":
-    """Find a group by its id, or a beginning or an end of it.
-
-    Its `records` are its rollouts. Raises UnknownIdError.
-    """
-    from ludic.show.found import look_up
-
-    return look_up(run.root, group_id, "group")
+    return look_up(run.root, rollout_id, options=PrintOptions(color=color or "logprob", tokens=tokens, full=full))
 
 
 @operation()
@@ -143,39 +156,36 @@ def label(
     name and author the newest label counts; a call without value and note withdraws it. author: None takes the name of
     this machine's user. Raises UnknownIdError, ConfigError.
     """
+    from ludic.show.found import look_up
     from ludic.store.tables import put_label
 
-    found = rollout(run, rollout_id).record.rollout_id
+    found = look_up(run.root, rollout_id, "rollout").record.rollout_id
     put_label(run.root.writable(), found, value, note, name=name, author=author)
 
 
-@operation(view=ViewOptions)
-def view(run: "Run", rollout_id: str | None = None, **options: Unpack["ViewSettings"]) -> None:
-    """Look at a run in the terminal or a browser: versions, groups, rollouts, tokens, labels.
-
-    Returns when the user quits. options: fields of ViewOptions. Raises ConfigError if textual is not installed or the
-    port is taken, UnknownIdError.
-    """
-    from ludic.show.terminal.start import view_run
-
-    view_run(run.root, convert(ViewOptions, {"rollout_id": rollout_id, **options}))
-
-
-@operation(measure=MeasureConfig)
+@operation(group="Look", place=2, defaults={"output": "report.html"}, measure=MeasureConfig)
 def report(
     run: "Run",
     output: str | PathLike[str] | None = None,
     *,
     versions: str | None = None,
-    compare: Sequence[int | str] = (),
+    compare: Annotated["Sequence[int | str]", FromFlag(Annotated[tuple[str, ...], Shown("SIDE")])] = (),
     overwrite: bool = False,
     **measure: Unpack["ReportSettings"],
 ) -> "Report":
-    """Show the run, its stored evaluations and a comparison in one HTML file that needs no network (docs/reports.md).
+    """Write a run, its evaluations and a comparison as one HTML file.
 
-    output: path of the file, which must not exist unless `overwrite`; None writes nothing, and the result's `html` is
-    the page. The other arguments are those of `write_report`. Raises ConfigError if versions or sides have no samples
-    or the file can't be written, QueryError.
+    The file needs no network (docs/reports.md). measure: fields of MeasureConfig. Raises ConfigError if versions or
+    sides have no samples or the file can't be written, QueryError.
+
+    Args:
+        output: File to write, on this machine; must not exist. None, the default in Python, writes nothing, and the
+            result's `html` is the page.
+        versions: Evaluated versions to show, joined by commas: numbers, latest, and ranges such as 10-latest. None is
+            all.
+        compare: The baseline, then what to compare it with, as in `ludic compare`: VERSION or latest of this run, or
+            ROOT@VERSION. None given: the last evaluated version is compared with the first.
+        overwrite: Replace the output if it exists.
     """
     from ludic.show.report.page import make_report
 
@@ -189,98 +199,62 @@ def report(
     )
 
 
-@operation(measure=MeasureConfig)
-def write_report(
-    run: "Run",
-    *,
-    output: str = "report.html",
-    versions: str | None = None,
-    compare: Annotated[tuple[str, ...], Shown("SIDE")] = (),
-    overwrite: bool = False,
-    **measure: Unpack["WriteReportSettings"],
-) -> "Report":
-    """Write a run, its evaluations and a comparison as one HTML file.
-
-    Args:
-        output: File to write, on this machine; must not exist.
-        versions: Evaluated versions to show, joined by commas: numbers, latest, and ranges such as 10-latest. None is
-            all.
-        compare: The baseline, then what to compare it with, as in `ludic eval compare`: VERSION or latest of this run,
-            or ROOT@VERSION. None given: the last evaluated version is compared with the first.
-        overwrite: Replace the output if it exists.
-    """
-    return report(run, output, versions=versions, compare=compare, overwrite=overwrite, **measure)
-
-
 # --- SQL -----------------------------------------------------------------------------------------------------------
 
 
-@operation()
-def sql(run: "Run", query: str, *params: Any, also: "Iterable[RootLike]" = (), unsafe: bool = False) -> "pl.DataFrame":
-    """Return the rows of a SQL query over the run's views (docs/reading.md) as a Polars DataFrame.
-
-    params: values of the query's ? in order, or one mapping for its $names. also: more runs to query. unsafe: run
-    any statement, which may read and write files; without it, a query may only read, and only these runs.
-    Raises QueryError.
-    """
-    from ludic.sql.query import to_frame
-
-    with sql_stream(run, query, *params, also=also, unsafe=unsafe) as reader:
-        return to_frame(reader)
-
-
-@operation()
-def sql_stream(
-    run: "Run", query: str, *params: Any, also: "Iterable[RootLike]" = (), unsafe: bool = False
-) -> "AbstractContextManager[pa.RecordBatchReader]":
-    """Give the result of a query as a stream of Arrow batches of 10,000 rows, for results larger than memory.
-
-    The arguments are those of `sql`. Raises QueryError, also while the stream is read.
-    """
-    from ludic.sql.connect import open_roots
-    from ludic.sql.query import open_result
-
-    values = params[0] if len(params) == 1 and isinstance(params[0], Mapping) else params
-    return open_result(open_roots([run.root, also]), query, values, unsafe=unsafe)
-
-
-@operation()
-def write_sql(
+@operation(group="First", place=7, defaults={"out": Path("-")})
+def sql(
     run: "Run",
-    also: Annotated[tuple[str, ...], Shown("ROOT", by_position=True, has_flag=True)] = (),
-    *,
-    query: Annotated[str, Shown("QUERY", by_position=True)],
+    query: Annotated[str, Shown("QUERY", by_position=True, last=True)],
+    *params: Any,
+    also: Annotated[
+        "Iterable[RootLike]", FromFlag(Annotated[tuple[str, ...], Shown("ROOT", by_position=True, has_flag=True)])
+    ] = (),
     format: OutputFormat | None = None,
-    out: Path | None = None,
+    out: Path | str | None = None,
     max_rows: PositiveCount = 40,
     unsafe: bool = False,
-) -> None:
+) -> "pl.DataFrame":
     """Query rollouts, batches and metrics in SQL.
 
-    Raises QueryError.
+    Returns the rows of a query over the run's views (docs/reading.md) as a Polars DataFrame. With `out`, writes them
+    instead, as a stream of any size, and returns an empty DataFrame. params: values of the query's ? in order, or one
+    mapping for its $names. `ludic.connect` gives a stream of Arrow batches. Raises QueryError.
 
     Args:
-        also: More runs to query, here or with --also.
         query: SQL over the views rollouts, groups, steps, evals, batches, all_batches, requests, attempts, workers,
             code, policies, metrics, reference, token_stats, trained_tokens, mismatch, scores and labels. Column root is
             the run of a row; in batches and all_batches, ledger_root is.
+        also: More runs to query, here or with --also.
         format: Output format; None derives it from the suffix of --out, else prints a table.
-        out: File to write; None writes to stdout.
+        out: File to write; - is stdout. None, the default in Python, returns the rows.
         max_rows: Maximum number of rows that a table shows.
         unsafe: Run any statement, not queries only: it may read and write files, attach databases and load extensions.
+            Without it, a query reads these runs only.
     """
-    from ludic.show.tables import write_rows
+    from ludic.sql.connect import open_roots
+    from ludic.sql.query import open_result, to_frame
 
-    suffixes: dict[str, OutputFormat] = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
-    chosen = format or suffixes.get(out.suffix if out else "", "table")
-    with sql_stream(run, query, also=also, unsafe=unsafe) as result:
-        write_rows(result, chosen, out, max_rows)
+    values = params[0] if len(params) == 1 and isinstance(params[0], Mapping) else params
+    with open_result(open_roots([run.root, also]), query, values, unsafe=unsafe) as reader:
+        if out is None:
+            if format is not None:
+                raise SettingsError(f"format is {format}, and out is None; name a file, or - for stdout")
+            return to_frame(reader)
+        import polars as pl
+
+        from ludic.show.tables import write_rows
+
+        suffixes: dict[str, OutputFormat] = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
+        file = None if str(out) == "-" else Path(out)
+        write_rows(reader, format or suffixes.get(file.suffix if file else "", "table"), file, max_rows)
+        return pl.DataFrame()
 
 
 # --- A question to the policy ----------------------------------------------------------------------------------------
 
 
-@operation(trains="ludic sample", question=Question)
+@operation(group="Look", place=1, trains=True, question=Question)
 def sample(
     run: Annotated["Run | str", Shown("ROOT|MODEL", by_position=True)],
     prompt: str,

@@ -1,6 +1,8 @@
 """Machines: what a run needs, servers of its policies, the files of a cluster, the number of workers on it."""
 
 import threading
+from collections.abc import Mapping
+from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 from ludic.by_name import find_by_name
@@ -9,23 +11,32 @@ from ludic.code.kinds import CLUSTER_SYSTEM, find
 from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.launch.config import ClusterConfig, ClusterSystem, LaunchConfig, ServeConfig
-from ludic.operations.start import Algorithm, RootUrl, train_config
+from ludic.operations.operation import operation
+from ludic.operations.start import Algorithm, engine_config, train_config
 from ludic.run_config import RunConfig
-from ludic.settings import Range, Role, Shown, convert, operation, settings_of, split, without_tables
+from ludic.settings import FromFlag, Range, Role, Shown, convert, settings_of, split, without_tables
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from ludic.launch.plan import Machine
-    from ludic.operations.outcomes import Planned
+    from ludic.operations.outcomes import ClusterFiles, Planned
     from ludic.operations.run import Run
-    from ludic.operations.typed import ClusterFilesSettings, PlanSettings, ServeSettings, WriteClusterFilesSettings
+    from ludic.operations.typed import ClusterSettings, PlanSettings, ServeSettings
 
 System = Annotated[str, CLUSTER_SYSTEM]
 Gigabytes = Annotated[float, Range(0, 10**6, above=True)]
 """10^9 bytes."""
 
 
-@operation(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
+@operation(
+    group="Start",
+    place=1,
+    run=RunConfig,
+    train=TrainConfig,
+    code=CodeSettings,
+    engine=EngineConfig,
+    launch=LaunchConfig,
+)
 def plan(
     *,
     algorithm: Algorithm = None,
@@ -113,7 +124,7 @@ def _machine(
     )
 
 
-@operation(serve=ServeConfig)
+@operation(group="Start", place=5, on_sigterm="stop", serve=ServeConfig)
 def serve(run: "Run", *, stop: threading.Event | None = None, **settings: Unpack["ServeSettings"]) -> None:
     """Run a vLLM server on this machine that follows a run's policies.
 
@@ -138,79 +149,64 @@ def scale(run: "Run", num_workers: int, *, ray_address: str | None = None) -> No
     Raises ConfigError if no such run is found on the cluster.
 
     Args:
-        ray_address: Address of the Ray cluster, as for `launch`.
+        ray_address: Address of the Ray cluster, as for `run`.
     """
     find_by_name("ludic.adapters.ray.launcher:scale")(run.root, num_workers, ray_address)
 
 
-@operation(train=TrainConfig)
-def cluster_files(
+@operation(
+    group="Start",
+    place=6,
+    train=TrainConfig,
+    engine=EngineConfig,
+)
+def cluster(
     run: "Run",
-    system: System,
+    system: Annotated[System, Shown("SYSTEM", by_position=True)],
     config: "TrainConfig | None" = None,
     *,
-    cluster: "ClusterConfig | None" = None,
+    cluster: Annotated["ClusterConfig | None", FromFlag(ClusterConfig)] = None,
     engine: "str | EngineConfig" = ENGINE,
     algorithm: Algorithm = None,
-    **settings: Unpack["ClusterFilesSettings"],
-) -> dict[str, str]:
-    """Return the files that start this run on a cluster, by name; nothing is started (docs/launch.md).
+    out: Annotated[str | PathLike[str] | None, Role(first_page=True)] = None,
+    **settings: Unpack["ClusterSettings"],
+) -> "ClusterFiles":
+    """Make the files that start a run with Slurm, Kubernetes or SkyPilot (docs/launch.md).
 
-    Raises ConfigError.
+    Nothing is started. settings: fields of TrainConfig and EngineConfig. Raises ConfigError, also if a file is there
+    already.
 
     Args:
+        run: Folder or URL of the run, which `ludic run --create-only` has made where the machines can reach it.
         system: slurm or kubernetes.
         config: All settings of the trainer, instead of single ones.
         cluster: Machines and jobs.
         engine: Engine of the workers, by name or by its settings.
         algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
+        out: Folder for the files; None returns them, and the command prints them.
     """
-    found: ClusterSystem = find(CLUSTER_SYSTEM, system)
-    train = train_config(run.root, config, algorithm, settings, online=True)
-    engine = EngineConfig(engine=engine) if isinstance(engine, str) else engine
-    return found.files(run.root, train, engine, cluster or ClusterConfig())
-
-
-@operation(train=TrainConfig)
-def write_cluster_files(
-    system: Annotated[System, Shown("SYSTEM", by_position=True)],
-    root: RootUrl,
-    *,
-    cluster: ClusterConfig,
-    engine: EngineConfig,
-    algorithm: Algorithm = None,
-    out: Annotated[str | None, Role(first_page=True)] = None,
-    **settings: Unpack["WriteClusterFilesSettings"],
-) -> None:
-    """Write the files that start a run with Slurm or Kubernetes.
-
-    Raises ConfigError if a file is there already.
-
-    Args:
-        system: slurm or kubernetes.
-        root: Folder or URL of the run, which `ludic create` has made where the machines can reach it.
-        algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
-        out: Folder for the files; None prints them.
-    """
-    import sys
-
-    from ludic.errors import ConfigError
     from ludic.launch.local import log_folder
     from ludic.launch.supervisor import make_log_folder
-    from ludic.paths import local_path
-    from ludic.printable import printable
-    from ludic.store import Root
+    from ludic.operations.outcomes import ClusterFiles
 
     found: ClusterSystem = find(CLUSTER_SYSTEM, system)
+    cluster = cluster or ClusterConfig()
     found.check(cluster)
-    opened = Root.open(str(root))
-    if system == "slurm" and opened.is_local:
-        make_log_folder(log_folder(opened))  # Slurm ends a job whose log file it can't open
-    train = train_config(opened, None, algorithm, settings, online=True)
-    files = found.files(opened, train, engine, cluster)
-    if out is None:
-        sys.stdout.write("\n".join(files.values()))
-        return
+    parts = split(settings, train=TrainConfig, engine=EngineConfig)
+    train = train_config(run.url, config, algorithm, parts["train"], online=True)
+    files = found.files(run.root, train, engine_config(engine, parts["engine"]), cluster)
+    if system == "slurm" and run.root.is_local:
+        make_log_folder(log_folder(run.root))  # Slurm ends a job whose log file it can't open
+    if out is not None:
+        _write_new(str(out), files)
+    return ClusterFiles(start=found.start, files=files, out=None if out is None else str(out))
+
+
+def _write_new(out: str, files: Mapping[str, str]) -> None:
+    """Write files into a folder. Raises ConfigError if one is there already."""
+    from ludic.errors import ConfigError
+    from ludic.paths import local_path
+
     folder = local_path(out, "--out")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -221,5 +217,3 @@ def write_cluster_files(
             raise ConfigError(
                 f"{folder / name} is there already; delete it, or choose another folder with --out"
             ) from None
-    for name in files:
-        print(printable(found.start.format(folder / name)))

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, overload
 
 from ludic.results import Frame, Part, Result, plural
@@ -83,6 +84,14 @@ class Trained(Result):
     """Mean rewards of the versions that were evaluated meanwhile."""
     hint: str = ""
     """What to look at next."""
+    is_created_only: bool = False
+    """Whether the root was made, and nothing started."""
+    is_of_other_rank: bool = False
+    """Whether another rank of the same training prints it."""
+
+    @property
+    def is_out(self) -> bool:
+        return self.is_of_other_rank
 
     def to_dict(self) -> dict[str, Any]:
         figures = {"root": self.root, "step": self.step, "num_steps": self.num_steps}
@@ -92,7 +101,9 @@ class Trained(Result):
         """The mean rewards, and a sentence."""
         if self.evaluation is not None:
             yield from self.evaluation.parts()
-        if self.num_steps is not None and self.step > self.num_steps:
+        if self.is_created_only:
+            yield f"{self.root} is ready; `ludic worker {self.root}` samples for it, `ludic train {self.root}` trains"
+        elif self.num_steps is not None and self.step > self.num_steps:
             past = f"which is past num_steps {self.num_steps}; nothing to train"
             yield f"{self.root} is at step {self.step} already, {past}{self.hint}"
         else:
@@ -112,6 +123,25 @@ class Sampled(Result):
     def parts(self) -> Iterator[Part]:
         """A sentence."""
         yield f"{self.num_groups} groups committed to {self.root}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ClusterFiles(Result):
+    """Files that start a run on a cluster."""
+
+    start: str
+    """Command that starts a file, {}."""
+    files: Mapping[str, str]
+    """Their texts, by name."""
+    out: str | None
+    """Folder that they were written to; None if they were not."""
+
+    def parts(self) -> Iterator[Part]:
+        """The texts, or the commands that start the files that were written."""
+        if self.out is None:
+            yield from "\n".join(self.files.values()).splitlines()
+        else:
+            yield from (self.start.format(Path(self.out) / name) for name in self.files)
 
 
 # --- Imports ---------------------------------------------------------------------------------------------------------

@@ -1,14 +1,13 @@
 """Run: every operation of ludic on one root, as a method. The command line, notebooks and pipelines all use them."""
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Mapping
 from functools import cached_property
 from html import escape
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
-from ludic.operations import ask_again, evaluations, exchange, keep, look, machines, start
-from ludic.results import Part, Result
+from ludic.operations import import_operations
+from ludic.operations.methods import Methods
 from ludic.run_config import RunConfig
 from ludic.run_json import run_of
 from ludic.store import Root
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from ludic.show.watch import Watcher
 
 
-class Run(Result):
+class Run(Methods):
     """A run, by its root; `ludic.open` and `ludic.create` return one.
 
     Each method is a function of ludic.operations, which imports what it needs when it is called, so that `import ludic`
@@ -38,52 +37,11 @@ class Run(Result):
         """Settings that workers and trainers share, from run.json."""
         return run_of(self.root)
 
-    work = start.work
-    train = start.train
-    launch = start.launch
-    check = start.check
-    serve = machines.serve
-    scale = machines.scale
-    cluster_files = machines.cluster_files
+    if not TYPE_CHECKING:  # for a type checker, an unknown name is an error
 
-    stats = look.stats
-    status = look.status
-    watch = look.watch
-    sql = look.sql
-    sql_stream = look.sql_stream
-    show = look.show
-    rollout = look.rollout
-    group = look.group
-    label = look.label
-    view = look.view
-    report = look.report
-    sample = look.sample
-
-    evaluate = evaluations.evaluate
-    evaluation = evaluations.evaluation
-    compare = evaluations.compare
-    contamination = evaluations.contamination
-    score = evaluations.score
-
-    what_if = ask_again.what_if
-    bisect = ask_again.bisect
-    cut = ask_again.cut
-
-    verify = keep.verify
-    compact = keep.compact
-    expire = keep.expire
-    export = exchange.export
-    import_ = exchange.import_
-
-    # --- As a result, and for the operations ------------------------------------------------------------------------
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the place, the id and the settings of the run."""
-        return {"root": self.url, "run_id": self.root.run_id, "run": asdict(self.config)}
-
-    def parts(self) -> Iterator[Part]:
-        """What to do with the run."""
-        yield f"{self.url} is ready; `ludic worker {self.url}` samples for it, `ludic train {self.url}` trains"
+        def __getattr__(self, name: str) -> Any:
+            gone = f"; it is now {_GONE[name]}" if name in _GONE else ""
+            raise AttributeError(f"'Run' has no attribute {name!r}{gone}", name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"ludic.open({self.url!r})"
@@ -99,6 +57,25 @@ class Run(Result):
         return Watcher(self.url)
 
 
+_GONE: Mapping[str, str] = {
+    "work": "Run.worker",
+    "launch": "Run.run",
+    "cluster_files": "Run.cluster(...).files",
+    "status": "Run.watch(once=True)",
+    "stats": "Run.watch(once=True).totals",
+    "show": "Run.view(ID, text=True)",
+    "rollout": "Run.view(ID, text=True)",
+    "group": "Run.view(ID, text=True)",
+    "sql_stream": "ludic.connect, whose result gives a stream",
+    "evaluate": "Run.eval",
+    "evaluation": "Run.eval(stored=True)",
+}
+"""What methods of older versions are now."""
+
+
 def open_run(url: str | PathLike[str]) -> Run:
     """Open the run at a folder or URL. Raises MissingRootError if there is none, ConfigError if run.json is damaged."""
     return Run(Root.open(fspath(url)))
+
+
+import_operations()  # which gives `Run` its methods

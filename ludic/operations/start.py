@@ -13,20 +13,12 @@ from ludic.code.kinds import ALGORITHM
 from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError, LudicError, MissingRootError, one_line
+from ludic.installed import TRAIN, require
 from ludic.launch.config import LaunchConfig, Start
+from ludic.operations.operation import operation
 from ludic.rollouts.config import WorkerConfig
 from ludic.run_config import RunConfig
-from ludic.settings import (
-    CountOr0,
-    Processes,
-    Role,
-    Shown,
-    StopWithin,
-    convert,
-    given,
-    operation,
-    split,
-)
+from ludic.settings import CountOr0, Processes, Role, SettingsError, Shown, StopWithin, convert, given, split
 from ludic.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -35,15 +27,7 @@ if TYPE_CHECKING:
     from ludic.launch.start_server import StartServer
     from ludic.operations.outcomes import Checked, Sampled, Trained
     from ludic.operations.run import Run
-    from ludic.operations.typed import (
-        CheckSettings,
-        LaunchSettings,
-        RunSettings,
-        TrainerSettings,
-        TrainSettings,
-        WorkerSettings,
-        WorkSettings,
-    )
+    from ludic.operations.typed import CheckSettings, RunSettings, TrainSettings, WorkerSettings
     from ludic.records import RolloutBatch
     from ludic.store import Root
 
@@ -56,44 +40,79 @@ TrainerDevice = Literal["cpu", "cuda"] | None
 
 
 @operation(
-    trains="ludic run", run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig
+    group="First",
+    place=3,
+    on_sigterm="interrupt",
+    run=RunConfig,
+    train=TrainConfig,
+    code=CodeSettings,
+    engine=EngineConfig,
+    launch=LaunchConfig,
 )
 def run(
-    root: RootUrl,
+    run: "Run | str",
+    config: "TrainConfig | None" = None,
     *,
     algorithm: Algorithm = None,
+    engine: "str | EngineConfig" = ENGINE,
+    like: "str | PathLike[str] | Run | None" = None,
+    create_only: bool = False,
     **settings: Unpack["RunSettings"],
 ) -> "Trained":
     """Start or resume a run: workers and trainer on this machine or a Ray cluster.
 
-    Restarts processes that die. Settings that are not given are those that the root holds. Raises ProcessDiedError if a
-    process dies repeatedly, ConfigError, OwnedError or ConsentError.
+    Restarts processes that die. Settings that are not given are those that the root holds. In Python, Ctrl-C stops all
+    processes and raises KeyboardInterrupt, and another call continues. settings: fields of RunConfig, TrainConfig,
+    EngineConfig and LaunchConfig; trust_code and update_code. Raises ProcessDiedError if a process dies repeatedly,
+    ConfigError, OwnedError or ConsentError.
 
     Args:
-        root: Folder or URL of the run; created if it does not exist.
+        run: Folder or URL of the run; created if it does not exist.
+        config: All settings of the trainer, instead of single ones.
         algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
+        engine: Engine of the workers, by name, path/to/file.py:ClassName, or its settings.
+        like: Run whose settings and code a new run shares, and its model if no model is given.
+        create_only: Make the root and start nothing; it holds the settings of the run, not those of the trainer, the
+            engine and the processes. Needs no torch.
     """
     from functools import partial
 
-    from ludic.launch.process import interrupt_on_sigterm
     from ludic.launch.start_server import start_server
 
-    interrupt_on_sigterm()
-    start, code = _start_of(str(root), algorithm, settings)
+    groups = {"run": RunConfig, "train": TrainConfig, "code": CodeSettings, "launch": LaunchConfig}
+    url, parts = _url(run), split(settings, **groups, engine=EngineConfig)
+    if like is not None or create_only:
+        from ludic.operations.create import create
+
+        made = create(url, like=like, **parts["run"], **parts["code"])
+        if create_only:
+            return _created(made.root)
+    require("torch", TRAIN, "ludic run")
+    start, code = _start_of(url, config, algorithm, engine, parts)
     with start_server(start) as server:
         from ludic.launch.before import check_code, check_start  # slow to import, and meanwhile the server imports
         from ludic.launch.roots import create_run
 
         check_start(start)
-        made = create_run(start.url, start.run, start.train, code, partial(check_code, start))
-        return _launch(made, start, start.run.model, code, server)
+        root = create_run(start.url, start.run, start.train, code, partial(check_code, start))
+        return _launch(root, start, code, server)
 
 
-@operation(run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
+@operation(
+    group="Start",
+    place=2,
+    run=RunConfig,
+    train=TrainConfig,
+    code=CodeSettings,
+    engine=EngineConfig,
+    launch=LaunchConfig,
+)
 def check(
     run: "Run | str",
+    config: "TrainConfig | None" = None,
     *,
     algorithm: Algorithm = None,
+    engine: "str | EngineConfig" = ENGINE,
     **settings: Unpack["CheckSettings"],
 ) -> "Checked":
     """Check what a run needs, before it starts: packages, model, servers, disk, environments, SQL.
@@ -104,12 +123,15 @@ def check(
 
     Args:
         run: Folder or URL of the run, which need not exist.
+        config: All settings of the trainer, instead of single ones.
         algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
+        engine: Engine of the workers, by name, path/to/file.py:ClassName, or its settings.
     """
     from ludic.launch.before import checks, code_checks, consented_files, try_all
     from ludic.operations.outcomes import Checked
 
-    start, code = _start_of(run if isinstance(run, str) else run.url, algorithm, settings)
+    groups = {"run": RunConfig, "train": TrainConfig, "code": CodeSettings, "launch": LaunchConfig}
+    start, code = _start_of(_url(run), config, algorithm, engine, split(settings, **groups, engine=EngineConfig))
     with checks(start) as of_settings:
         rows = try_all(of_settings)
     try:
@@ -119,81 +141,52 @@ def check(
     return Checked(root=start.url, rows=rows)
 
 
-def _start_of(url: str, algorithm: str | None, settings: Mapping[str, Any]) -> "tuple[Start, CodeSettings]":
+def _url(run: "Run | str | PathLike[str]") -> str:
+    from ludic.operations.run import Run
+
+    return run.url if isinstance(run, Run) else str(run)
+
+
+def _start_of(
+    url: str,
+    config: TrainConfig | None,
+    algorithm: str | None,
+    engine: str | EngineConfig,
+    parts: Mapping[str, Mapping[str, Any]],
+) -> "tuple[Start, CodeSettings]":
     """Return what is to start; settings that are not given are those that the root holds. Raises ConfigError."""
     from ludic.run_json import run_of
     from ludic.store import Root
     from ludic.store.root import check_scheme
-    from ludic.training.inherited_settings import next_config
 
     check_scheme(url)
-    parts = split(
-        settings, run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig
-    )
     root, earlier = None, {}
     with suppress(MissingRootError):
         root = Root.open(url)
         earlier = given(asdict(run_of(root)), f"earlier settings of {url}", "stored")
     start = Start(
         url=url,
-        run=convert(RunConfig, earlier | parts["run"]),
-        train=next_config(url, parts["train"], algorithm, online=True),
+        run=convert(RunConfig, {**earlier, **parts["run"]}),
+        train=train_config(url, config, algorithm, parts["train"], online=True),
         processes=convert(LaunchConfig, parts["launch"]),
-        engine=convert(EngineConfig, parts["engine"]),
+        engine=engine_config(engine, parts["engine"]),
         root=root,
     )
     return start, convert(CodeSettings, parts["code"])
 
 
-@operation(trains="Run.launch", train=TrainConfig, code=CodeSettings, launch=LaunchConfig)
-def launch(
-    run: "Run",
-    config: "TrainConfig | None" = None,
-    *,
-    algorithm: Algorithm = None,
-    engine: "str | EngineConfig" = ENGINE,
-    model: str | None = None,
-    **settings: Unpack["LaunchSettings"],
-) -> "Trained":
-    """Run workers and a trainer until the trainer is done; returns how training ended.
+def _created(root: "Root") -> "Trained":
+    from ludic.launch.train import last_step
+    from ludic.operations.outcomes import Trained
 
-    Restarts processes that die. Ctrl-C stops all of them and raises KeyboardInterrupt; another call continues.
-    settings: fields of TrainConfig and of LaunchConfig, such as local_workers, ranks, launcher and eval_every;
-    trust_code and update_code. Raises ProcessDiedError if a process dies repeatedly, ConfigError, OwnedError or
-    ConsentError.
-
-    Args:
-        config: All settings of the trainer, instead of single ones.
-        algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
-        engine: Engine of the workers, by name, path/to/file.py:ClassName, or its settings.
-        model: Location of the run's first model, if it is not where run.json says.
-    """
-    from dataclasses import replace
-    from functools import partial
-
-    from ludic.launch.before import check_code, check_start
-    from ludic.launch.roots import prepare_run_code
-    from ludic.launch.start_server import start_server
-
-    parts = split(settings, train=TrainConfig, code=CodeSettings, launch=LaunchConfig)
-    train = train_config(run.root, config, algorithm, parts["train"], online=True)
-    processes = convert(LaunchConfig, parts["launch"])
-    engine = EngineConfig(engine=engine) if isinstance(engine, str) else engine
-    code = convert(CodeSettings, parts["code"])
-    config_here = run.config if model is None else replace(run.config, model=model)
-    start = Start(url=run.url, run=config_here, train=train, processes=processes, engine=engine, root=run.root)
-    with start_server(start) as server:
-        check_start(start)
-        prepare_run_code(run.root, train, code, partial(check_code, start))
-        return _launch(run.root, start, model, code, server)
+    return Trained(root=root.url, step=last_step(root), num_steps=None, is_created_only=True)
 
 
-def _launch(
-    root: "Root", start: Start, model: str | None, code: CodeSettings, server: "StartServer | None"
-) -> "Trained":
+def _launch(root: "Root", start: Start, code: CodeSettings, server: "StartServer | None") -> "Trained":
     from ludic.launch.local import launch
     from ludic.operations.outcomes import Trained
 
+    model = start.run.model
     step = launch(root, start.train, start.processes, start.engine, model=model, code=code, server=server)
     evaluation = None
     if start.processes.eval_every is not None:
@@ -202,12 +195,12 @@ def _launch(
         from ludic.show.evaluations import measure_stored
 
         evaluation = measure_stored(root, MeasureConfig(measures=("mean_reward",)), Chosen())
-    hint = f"; `ludic stats {root.url}` shows a summary"
+    hint = f"; `ludic watch {root.url} --totals` shows a summary"
     return Trained(root=root.url, step=step, num_steps=start.train.num_steps, evaluation=evaluation, hint=hint)
 
 
 def train_config(
-    root: "Root",
+    url: str,
     config: "TrainConfig | None",
     algorithm: str | None,
     settings: Mapping[str, Any],
@@ -218,50 +211,85 @@ def train_config(
     from ludic.training.inherited_settings import next_config
 
     if config is None:
-        return next_config(root.url, settings, algorithm, online=online)
+        return next_config(url, settings, algorithm, online=online)
     if settings or algorithm:
         raise ConfigError("config gives all settings of the trainer; give single settings instead of it, or none")
     return config
 
 
+def engine_config(engine: "str | EngineConfig", settings: Mapping[str, Any]) -> EngineConfig:
+    """Return the settings of an engine, given whole or one by one. Raises ConfigError if both are given."""
+    if isinstance(engine, str):
+        return convert(EngineConfig, {"engine": engine, **settings})
+    if settings:
+        raise ConfigError("engine gives all settings of the engine; give single settings instead of it, or none")
+    return engine
+
+
 # --- One worker ----------------------------------------------------------------------------------------------------
 
 
-@operation(trains="ludic worker", worker=WorkerConfig, code=CodeSettings, engine=EngineConfig)
+@operation(
+    group="Start",
+    place=3,
+    on_sigterm="stop",
+    trains=True,
+    worker=WorkerConfig,
+    code=CodeSettings,
+    engine=EngineConfig,
+)
 def worker(
     run: "Run",
+    num_groups: int | None = None,
     *,
+    engine: "str | EngineConfig | Engine | MakeEngine" = ENGINE,
     device: TrainerDevice = None,
     model: str | None = None,
+    stop: threading.Event | None = None,
+    report: "Callable[[RolloutBatch], None] | None" = None,
     **settings: Unpack["WorkerSettings"],
 ) -> "Sampled":
     """Sample rollouts for a run.
 
-    Ends this process if a call of an environment can't be interrupted. Raises SlotTakenError if another worker takes
-    the slot.
+    The command samples what the trainer asks for until it is stopped, and ends its process if a call of an environment
+    can't be interrupted. A call in Python takes the first slot that no living worker holds, and with `num_groups`
+    samples that many groups with the newest weights, whatever the trainer asks for; if nothing is published yet, the
+    run's model is published first. Ctrl-C ends the call after the sampled groups are stored, and raises
+    KeyboardInterrupt. settings: fields of WorkerConfig and EngineConfig; trust_code and update_code. Raises
+    SlotTakenError if another worker takes the slot.
 
     Args:
+        num_groups: Number of groups to sample; None samples until it is stopped.
+        engine: Name of an engine, path/to/file.py:ClassName, its settings, an engine, or a function that makes one
+            from a folder of weights and their version.
         device: Device to sample on; None uses CUDA if available.
         model: Location of the run's first model, which adapters need; None takes the location in run.json.
+        stop: Ends the call when it is set, instead of Ctrl-C.
+        report: Called with each batch, instead of the progress that is shown on stderr.
     """
-    from ludic.launch.process import stop_on_signals
-    from ludic.launch.work import work
+    from ludic.launch.process import ProcessStop, interruptible_unless
+    from ludic.launch.work import free_slot, publish_first, work
     from ludic.operations.outcomes import Sampled
 
+    is_command = isinstance(stop, ProcessStop)
     parts = split(settings, worker=WorkerConfig, code=CodeSettings, engine=EngineConfig)
-    config = convert(WorkerConfig, parts["worker"])
-    _note_slot(config.slot, run.config.num_workers)
-    num_groups = work(
-        run.root.writable(),
-        config,
-        stop_on_signals(),
-        engine=convert(EngineConfig, parts["engine"]),
-        device=device,
-        model=model,
-        code=convert(CodeSettings, parts["code"]),
-        guard=True,
-    )
-    return Sampled(root=run.url, num_groups=num_groups)
+    own = parts["worker"] if num_groups is None else {"num_groups": num_groups} | parts["worker"]
+    if not is_command:
+        own = {"slot": free_slot(run.root), "follow_budget": num_groups is None} | own
+    config = convert(WorkerConfig, own)
+    if is_command:
+        _note_slot(config.slot, run.config.num_workers)
+    elif num_groups is not None:
+        publish_first(run.root, model)
+    if parts["engine"] or isinstance(engine, str):
+        if not isinstance(engine, str | EngineConfig):
+            raise ConfigError(f"{next(iter(parts['engine']))} is for an engine by name, and engine is an object")
+        engine = engine_config(engine, parts["engine"])
+    code = convert(CodeSettings, parts["code"])
+    options: dict[str, Any] = {"engine": engine, "device": device, "model": model, "code": code, "report": report}
+    with interruptible_unless(stop) as stopped:
+        done = work(run.root.writable(), config, stopped, guard=is_command, **options)
+    return Sampled(root=run.url, num_groups=done)
 
 
 def _note_slot(slot: int | None, num_workers: int) -> None:
@@ -274,56 +302,20 @@ def _note_slot(slot: int | None, num_workers: int) -> None:
         )
 
 
-@operation(trains="Run.work", worker=WorkerConfig, code=CodeSettings)
-def work(
-    run: "Run",
-    num_groups: int | None = None,
-    *,
-    engine: "str | EngineConfig | Engine | MakeEngine" = ENGINE,
-    device: TrainerDevice = None,
-    model: str | None = None,
-    stop: threading.Event | None = None,
-    report: "Callable[[RolloutBatch], None] | None" = None,
-    **settings: Unpack["WorkSettings"],
-) -> "Sampled":
-    """Sample groups in this process and append them to the run; returns what was sampled.
-
-    With `num_groups`, samples so many groups with the newest weights, whatever the trainer asks for; if nothing is
-    published yet, the run's model is published first. Without it, samples what the trainer asks for, as `ludic
-    worker` does, until it is stopped. Ctrl-C ends the call after the sampled groups are stored, and raises
-    KeyboardInterrupt. settings: fields of WorkerConfig, such as slot (None takes the first one that no living worker
-    holds) and in_flight; trust_code and update_code.
-
-    Args:
-        num_groups: Number of groups to sample; None samples until it is stopped.
-        engine: Name of an engine, path/to/file.py:ClassName, its settings, an engine, or a function that makes one
-            from a folder of weights and their version.
-        device: Device of an engine given by name; None takes CUDA if available.
-        model: Location of the run's first model, if it is not where run.json says.
-        stop: Ends the call when it is set, instead of Ctrl-C.
-        report: Called with each batch, instead of the progress that is shown on stderr.
-    """
-    from ludic.launch.process import interruptible_unless
-    from ludic.launch.work import free_slot, publish_first, work
-    from ludic.operations.outcomes import Sampled
-
-    parts = split(settings, worker=WorkerConfig, code=CodeSettings)
-    own = {"num_groups": num_groups, "follow_budget": num_groups is None} | parts["worker"]
-    config = convert(WorkerConfig, {"slot": free_slot(run.root)} | own)
-    if num_groups is not None:
-        publish_first(run.root, model)
-    code = convert(CodeSettings, parts["code"])
-    with interruptible_unless(stop) as stopped:
-        done = work(run.root, config, stopped, engine=engine, device=device, model=model, code=code, report=report)
-    return Sampled(root=run.url, num_groups=done)
-
-
 # --- The trainer ---------------------------------------------------------------------------------------------------
 
 
-@operation(trains="ludic train", train=TrainConfig, code=CodeSettings)
-def trainer(
+@operation(
+    group="Start",
+    place=4,
+    on_sigterm="stop",
+    trains=True,
+    train=TrainConfig,
+    code=CodeSettings,
+)
+def train(
     run: "Run | str",
+    config: "TrainConfig | None" = None,
     *,
     algorithm: Algorithm = None,
     model: str | None = None,
@@ -333,21 +325,28 @@ def trainer(
     take_over: bool = False,
     replaces: CountOr0 | None = None,
     json: bool = False,
-    **settings: Unpack["TrainerSettings"],
-) -> "Trained | None":
+    stop: threading.Event | None = None,
+    report: Callable[[int, Mapping[str, Any]], None] | None = None,
+    **settings: Unpack["TrainSettings"],
+) -> "Trained":
     """Train on a run's rollouts, and publish weights.
 
-    With several ranks, torchrun replaces this process; the first one returns the result.
+    In Python, trains in this process, or in this rank if torchrun started it. Settings not given here are those of the
+    run's last trainer, or of the run in `replay_batches`. Ctrl-C ends the call after a checkpoint, and raises
+    KeyboardInterrupt. settings: fields of TrainConfig; trust_code and update_code. Raises ConfigError, OwnedError if
+    another live trainer owns the run, StalledError if rollouts do not come.
 
     Args:
         run: Folder or URL of the run. Training continues from the last checkpoint, if there is one. With --sources or
             --replay-batches, the run is created if it does not exist.
+        config: All settings of the trainer, instead of single ones.
         algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
         model: First weights of a run that is created here; None takes the model of its first source. For an existing
             run: the location of its first model, if it is not where run.json says.
         resume: Fail if there is no complete checkpoint to resume from. Without this flag, a run with a checkpoint is
             resumed, and a run without one starts from its first weights.
-        ranks: Number of processes that train together, started here under torchrun.
+        ranks: Number of processes that train together, started here under torchrun, which replaces this process. In
+            Python, `Run.run` starts several.
         stop_within_s: Seconds that a rank may take to stop cleanly after SIGTERM, such as to finish a step and write a
             checkpoint; then it is killed. None takes the setting of the `ludic run` that started this process, else
             its default.
@@ -355,67 +354,27 @@ def trainer(
             the start.
         replaces: Attempt that is known to have ended, so that its lease is not watched; set by `ludic run`.
         json: Print the result as JSON.
-    """
-    import os
-
-    from ludic.launch.process import stop_on_signals, stop_variables
-    from ludic.launch.train import become_ranks, open_to_train, train_in_process
-    from ludic.operations.outcomes import Trained
-    from ludic.training.inherited_settings import next_config
-
-    if stop_within_s is not None:
-        os.environ.update(stop_variables(stop_within_s))
-    url = run if isinstance(run, str) else run.url
-    parts = split(settings, train=TrainConfig, code=CodeSettings)
-    config, code = next_config(url, parts["train"], algorithm), convert(CodeSettings, parts["code"])
-    root = open_to_train(url, config, model=model, resume=resume)
-    options: dict[str, Any] = {"code": code, "model": model, "resume": resume, "take_over": take_over}
-    if ranks > 1 and "WORLD_SIZE" not in os.environ:
-        become_ranks(root, config, ranks, replaces=replaces, json=json, **options)
-    step = train_in_process(root, config, stop_on_signals(), replaces=replaces, **options)
-    if os.environ.get("RANK", "0") != "0":
-        return None
-    return Trained(root=root.url, step=step, num_steps=config.steps_to_reach)
-
-
-@operation(trains="Run.train", train=TrainConfig, code=CodeSettings)
-def train(
-    run: "Run",
-    config: "TrainConfig | None" = None,
-    *,
-    algorithm: Algorithm = None,
-    model: str | None = None,
-    resume: bool = False,
-    take_over: bool = False,
-    stop: threading.Event | None = None,
-    report: Callable[[int, Mapping[str, Any]], None] | None = None,
-    **settings: Unpack["TrainSettings"],
-) -> "Trained":
-    """Train in this process, or in this rank if torchrun started it; returns how training ended.
-
-    Continues from the last checkpoint, if there is one. Settings not given here are those of the run's last
-    trainer, or of the run in `replay_batches`. Ctrl-C ends the call after a checkpoint, and raises KeyboardInterrupt.
-    settings: fields of TrainConfig; trust_code and update_code. Raises ConfigError, OwnedError if another live trainer
-    owns the run, StalledError if rollouts do not come.
-
-    Args:
-        config: All settings of the trainer, instead of single ones.
-        algorithm: Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them.
-        model: Location of the run's first model, if it is not where run.json says.
-        resume: Refuse to start without a complete checkpoint.
-        take_over: Fence a live trainer.
         stop: Ends the call when it is set, instead of Ctrl-C.
         report: Called with each step and its metrics, instead of the progress that is shown on stderr.
     """
-    from ludic.launch.process import interruptible_unless
-    from ludic.launch.train import open_to_train, train_in_process
+    import os
+
+    from ludic.launch.process import ProcessStop, interruptible_unless, stop_variables
+    from ludic.launch.train import become_ranks, open_to_train, train_in_process
     from ludic.operations.outcomes import Trained
 
+    is_command = isinstance(stop, ProcessStop)
+    if ranks > 1 and not is_command:
+        raise SettingsError(f"ranks is {ranks}, wanted 1 in Python, where torchrun starts the ranks, or Run.run does")
+    if stop_within_s is not None:
+        os.environ.update(stop_variables(stop_within_s))
     parts = split(settings, train=TrainConfig, code=CodeSettings)
-    config = train_config(run.root, config, algorithm, parts["train"])
-    root, code = open_to_train(run.url, config, resume=resume), convert(CodeSettings, parts["code"])
+    config, code = train_config(_url(run), config, algorithm, parts["train"]), convert(CodeSettings, parts["code"])
+    root = open_to_train(_url(run), config, model=model, resume=resume)
+    options: dict[str, Any] = {"code": code, "model": model, "resume": resume, "take_over": take_over}
+    if ranks > 1 and "WORLD_SIZE" not in os.environ:
+        become_ranks(root, config, ranks, replaces=replaces, json=json, **options)
     with interruptible_unless(stop) as stopped:
-        step = train_in_process(
-            root, config, stopped, code=code, model=model, resume=resume, take_over=take_over, report=report
-        )
-    return Trained(root=root.url, step=step, num_steps=config.steps_to_reach)
+        step = train_in_process(root, config, stopped, replaces=replaces, report=report, **options)
+    is_other_rank = is_command and os.environ.get("RANK", "0") != "0"
+    return Trained(root=root.url, step=step, num_steps=config.steps_to_reach, is_of_other_rank=is_other_rank)

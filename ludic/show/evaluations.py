@@ -110,7 +110,7 @@ class Comparison(Result):
         return list(self.compared.warnings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures as plain values, as `ludic eval compare --json` prints them."""
+        """Return all figures as plain values, as `ludic compare --json` prints them."""
         return {
             "estimand": ESTIMAND,
             "confidence": self.confidence,
@@ -222,7 +222,7 @@ class Contamination(Result):
         return self.overlaps.num_absent
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures as plain values, as `ludic eval contamination --json` prints them."""
+        """Return all figures as plain values, as `ludic contamination --json` prints them."""
         counts = {"num_trained": self.num_trained, "num_absent": self.num_absent}
         return {**counts, "total": self.total.to_dicts(), "examples": self.examples.to_dicts()}
 

@@ -60,7 +60,9 @@ def look_up(
         logger.warning("left out files that can't be read: %s", ", ".join(broken))
         found = _look_up(connect(root, without=broken), root, part, addresses, kinds)
     if found.kind not in kinds:
-        raise UnknownIdError(f"{part!r} is a {found.kind}, wanted a {kinds[0]}; use Run.{found.kind} for it")
+        raise UnknownIdError(
+            f"{part!r} is a {found.kind}, wanted a {kinds[0]}; `ludic view {root.url} {part} --text` shows it"
+        )
     return found if options is None else replace(found, options=options)
 
 

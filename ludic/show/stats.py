@@ -44,7 +44,7 @@ class Stats(Result):
     """Figures of a run. Prints well; each table is a Polars DataFrame."""
 
     facts: Mapping[str, Any]
-    """All figures as plain values, under the names that `ludic stats --json` prints."""
+    """All figures as plain values, under the names that `ludic watch --totals --json` prints."""
     tables: Mapping[str, pa.Table]
     """The tables of ludic.sql.reports."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from rich.console import Console, Group, RenderableType
@@ -40,6 +40,9 @@ from ludic.troubles import (
     find_training_diagnostics,
     find_truncated_support,
 )
+
+if TYPE_CHECKING:
+    from ludic.show.stats import Stats
 
 WINDOW = timedelta(minutes=5)
 """Time window of the workers' rates."""
@@ -102,11 +105,16 @@ class RunStatus(Result):
     evals: Sequence[EvalMeans] = ()
     """Means of the newest version with stored evaluations, by environment."""
     unreadable: Sequence[str] = ()
-    """Problems of damaged files, which are left out."""
+    """Problems of damaged files, without which the rest is shown."""
+    read_totals: "Stats | None" = None
+    """Figures of all that is stored, if they were asked for; then they are printed too."""
+    is_out: bool = False
+    """Whether it was printed already."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain values; the root by its place."""
-        others = [each.name for each in fields(self) if each.name not in ("root", "history", "evals")]
+        own = ("root", "history", "evals", "read_totals", "is_out")
+        others = [each.name for each in fields(self) if each.name not in own]
         values = {name: getattr(self, name) for name in others}
         plain = {name: asdict(each) if is_dataclass(each) else each for name, each in values.items()}  # type: ignore[arg-type]
         return {
@@ -116,11 +124,24 @@ class RunStatus(Result):
             "evals": list(map(asdict, self.evals)),
             "balance": self.balance and asdict(self.balance),
             "diagnostics": list(map(str, self.diagnostics())),
+            **({} if self.read_totals is None else {"totals": self.read_totals.to_dict()}),
         }
 
     def print_to(self, console: Console) -> None:
-        """Print the panel of `ludic watch`."""
+        """Print the panel of `ludic watch`, then the totals."""
         console.print(draw(self, console.width))
+        if self.read_totals is not None:
+            self.read_totals.print_to(console)
+
+    @property
+    def totals(self) -> "Stats":
+        """Figures of all that is stored: DataFrames folders, rollouts, environments, versions, evals, attempts.
+
+        Read when asked for, unless `Run.watch(totals=True)` has read them. Raises QueryError.
+        """
+        from ludic.show.stats import collect_stats
+
+        return self.read_totals or collect_stats(self.root)
 
     @property
     def balance(self) -> "Balance | None":

@@ -110,7 +110,7 @@ class Lookup(Result):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, as `ludic show --json` prints it."""
+        """Return everything as plain values, as `ludic view --json` prints it."""
         return {"kind": self.kind, "rows": self.rows, "uses": self.uses, "code": self.code}
 
     def print_to(self, console: Console) -> None:

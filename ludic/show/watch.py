@@ -68,14 +68,17 @@ class Watcher:
         self._newest_calls: deque[Row] = deque(maxlen=_NEWEST_CALLS)
         self._sampled: dict[tuple[str, int], VersionSamples] = {}
         self._evals = _EvalTail()
+        self.newest: RunStatus | None = None
+        """What the last look saw."""
 
     def poll(self) -> RunStatus:
-        root = Root.open(self._url)  # raises if the run is gone
+        """Return the state now. Raises MissingRootError if the run is gone."""
+        root = Root.open(self._url)
         now = datetime.now(UTC)
         self._take(self._poll(), now)
         steps, unreadable = steps_that_count(self._steps), list(self._broken.values())
         latest = _if_sound(lambda: latest_policy(root), unreadable)
-        return RunStatus(
+        self.newest = RunStatus(
             root=root,
             at=now,
             trainer=self._find_trainer(root, unreadable),
@@ -88,6 +91,7 @@ class Watcher:
             evals=self._evals.poll(root),
             unreadable=unreadable,
         )
+        return self.newest
 
     def _take(self, rows: Iterable[Row], now: datetime) -> None:
         for row in sorted(rows, key=lambda row: row["created_at"]):

@@ -1,4 +1,4 @@
-"""Compute the figures of a run from the SQL files of ludic/sql/figures/, and the reports of `Run.stats`.
+"""Compute the figures of a run from the SQL files of ludic/sql/figures/, and the reports of `ludic watch --totals`.
 
 Each file is one SELECT; its first comment says what it gives. Raises QueryError if a file of the run can't be read
 (`connect(root, without=...)` leaves it out).

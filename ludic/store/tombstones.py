@@ -205,8 +205,8 @@ def _intervals(numbers: Iterable[int]) -> Intervals:
 # Move broken files to quarantine/, where no reader looks, with the reason; list temporary files of killed writers.
 #
 # Moves {root}/NAME to {root}/quarantine/NAME and writes {root}/quarantine/NAME.json. The note comes first; a second
-# call for the same file finishes an interrupted move. Only `ludic verify` and `ludic stats` look into quarantine/.
-# Raises StoreError if the filesystem fails.
+# call for the same file finishes an interrupted move. Only `ludic verify` and `ludic watch --totals` look into
+# quarantine/. Raises StoreError if the filesystem fails.
 
 
 _ROWS = ((QUARANTINED, QUARANTINE), (OLD_QUARANTINED, OLD_QUARANTINE))

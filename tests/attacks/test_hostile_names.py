@@ -88,14 +88,14 @@ def test_a_hostile_compaction_plan_plans_nothing(started: Root, output: object) 
 
 
 COMMANDS = (
-    ("stats",),
+    ("watch", "--totals"),
     ("verify",),
     ("sql", "select * from rollouts"),
     ("sql", "select * from rollouts", "--format", "json"),
-    ("show", "ID"),
-    ("show", "GROUP"),
-    ("show", "ID", "--json"),
-    ("show", "no-such-id" + ESCAPE + TURNED),
+    ("view", "ID"),
+    ("view", "GROUP"),
+    ("view", "ID", "--json"),
+    ("view", "no-such-id" + ESCAPE + TURNED),
     ("watch", "--once"),
     ("compact", "--dry-run"),
     ("expire", "--keep-versions", "1", "--dry-run"),
@@ -150,7 +150,7 @@ def test_a_backslash_in_a_name_stops_no_command_and_verify_names_the_file(ludic,
     for name in names:
         (breakable / name).write_bytes(b"{}")
     queries = [("sql", f"from {view}") for view in ("metrics", "all_batches", "policies", "workers")]
-    commands = [command for command in COMMANDS if command[0] != "show"]
+    commands = [command for command in COMMANDS if command[0] != "view"]
     for name, *args in (*commands, *queries, ("report", "--output", str(breakable.with_name("report.html")))):
         result = ludic(name, breakable, *args)
         assert result.code == (1 if name == "verify" else 0), result.err

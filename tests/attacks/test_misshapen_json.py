@@ -53,7 +53,7 @@ def test_files_of_another_shape_are_named_in_a_line_each(ludic, breakable: Path,
 def test_stats_of_a_run_with_a_file_of_another_shape_end_with_a_line(ludic, breakable: Path, name: str) -> None:
     for content in MISSHAPEN[: 2 if name == "run.json" else 1]:
         (breakable / name).write_bytes(content)
-        result = ludic("stats", breakable)
+        result = ludic("watch", breakable, "--totals")
         assert result.code in (0, 1), content[:20]
         assert "Traceback" not in result.err, content[:20]
 

@@ -30,13 +30,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
 
 def test_metrics_of_other_kinds_are_passed_over(root: Root) -> None:
     run = ludic_package.Run(root)
-    before = [row["step"] for row in run.status().steps]
+    before = [row["step"] for row in run.watch(once=True).steps]
     for number, kind in enumerate(("audit", "train", "train")):
         with closing(MetricsLog(root, "train", f"forged{number}")) as log:
             log._kind = kind  # type: ignore[assignment]
             log.write(policy_version=1, **({"step": 7} if number == 1 else {"attempt_id": 1} if number == 2 else {}))
     run = ludic_package.Run(root)
-    assert [row["step"] for row in run.status().steps] == before == [1]
+    assert [row["step"] for row in run.watch(once=True).steps] == before == [1]
     assert "Reward" in run.report().html
 
 

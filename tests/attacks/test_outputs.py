@@ -13,7 +13,7 @@ from ludic.sql.library import load_advantage
 from ludic.store import Root
 
 SHOWN = pytest.mark.parametrize(
-    ("command", "options"), [("stats", []), ("sql", ["select * from rollouts", "--format", "csv"])]
+    ("command", "options"), [("watch", ["--totals"]), ("sql", ["select * from rollouts", "--format", "csv"])]
 )
 
 

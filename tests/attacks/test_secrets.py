@@ -59,7 +59,7 @@ THE_KEY = KEY.replace('"', "+")
 
 def settings_classes() -> Iterator[type]:
     """Yield the dataclasses of all commands' flags, inner ones too."""
-    waiting = [kind for command in COMMANDS.values() for kind in groups_in(command.load()).values()]
+    waiting = [kind for command in COMMANDS.values() for kind in groups_in(command.operation).values()]
     seen: set[type] = set()
     while waiting:
         kind = waiting.pop()
@@ -108,7 +108,7 @@ def test_no_root_is_made_with_a_password(tmp_path: Path) -> None:
 
 
 def test_the_command_line_checks_all_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for command in (["stats", URL], ["report", "x", "--output", URL], ["show", "x", URL]):
+    for command in (["watch", URL, "--totals"], ["report", "x", "--output", URL], ["view", "x", URL]):
         with pytest.raises(SystemExit):
             main(command)
         said = capsys.readouterr().err
@@ -130,7 +130,7 @@ def test_no_job_file_holds_a_secret(system: Any, tmp_path: Path, monkeypatch: py
     train, cluster = TrainConfig.of(num_steps=3), SYSTEMS[system]
     for engine in ({"engine_options": {"hf_token": "hf_1"}}, {"engine_options": {"inner": {"api_key": "1"}}}):
         with pytest.raises(
-            ConfigError, match=r"(hf_token|api_key) is or holds a secret, and `ludic launch` writes none"
+            ConfigError, match=r"(hf_token|api_key) is or holds a secret, and `ludic cluster` writes none"
         ):
             find(CLUSTER_SYSTEM, system).files(root, train, EngineConfig(engine="vllm", **engine), cluster)
     if system != "kubernetes":

@@ -71,7 +71,7 @@ def test_all_counts_and_polls_see_the_same_rollouts(stores):
         many_files.count(ludic.connect(small)),
         many_files.count(sql.plain_duckdb(small)),
         many_files.poll(small),
-        ludic.open(small.url).stats().facts["rollouts"]["num_rollouts"],
+        ludic.open(small.url).watch(once=True).totals.facts["rollouts"]["num_rollouts"],
     ]
     assert found == [6 * 64] * 4
 

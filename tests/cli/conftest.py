@@ -32,7 +32,7 @@ Ludic = Callable[..., Result]
 
 @pytest.fixture
 def ludic(capfdbinary: pytest.CaptureFixture[bytes]) -> Ludic:
-    """ludic("stats", root): run the command here."""
+    """ludic("watch", root, "--totals"): run the command here."""
 
     def run(*args: str | Path) -> Result:
         with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""`ludic create`: a root for workers and trainers elsewhere, and nothing started."""
+"""`ludic run --create-only`: a root for workers and trainers elsewhere, and nothing started."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from ludic.store import Root
 
 def test_a_root_is_made_and_nothing_is_started(ludic, tmp_path: Path, model_folder: str) -> None:
     url = tmp_path / "run"
-    result = ludic("create", url, "--model", model_folder, "--env", "moar_cats", "--num-workers", "3")
+    result = ludic("run", "--create-only", url, "--model", model_folder, "--env", "moar_cats", "--num-workers", "3")
     assert (result.code, result.err) == (0, "")
     assert result.out == f"{url} is ready; `ludic worker {url}` samples for it, `ludic train {url}` trains\n"
     run = run_of(Root.open(str(url)))
@@ -22,17 +22,17 @@ def test_a_root_is_made_and_nothing_is_started(ludic, tmp_path: Path, model_fold
 
 def test_the_same_settings_open_it_again_and_others_are_named(ludic, tmp_path: Path, model_folder: str) -> None:
     settings = ["--model", model_folder, "--env", "moar_cats"]
-    assert ludic("create", tmp_path / "run", *settings).code == 0
-    again = ludic("create", tmp_path / "run", *settings)
+    assert ludic("run", "--create-only", tmp_path / "run", *settings).code == 0
+    again = ludic("run", "--create-only", tmp_path / "run", *settings)
     assert again.code == 0
     assert "is ready" in again.out
-    result = ludic("create", tmp_path / "run", *settings, "--group-size", "5")
+    result = ludic("run", "--create-only", tmp_path / "run", *settings, "--group-size", "5")
     assert result.code == 1
     assert "group_size is 8 there, 5 was asked for" in result.err
 
 
 def test_what_no_worker_could_use_is_refused(ludic, tmp_path: Path, model_folder: str) -> None:
-    result = ludic("create", tmp_path / "run", "--model", model_folder, "--env", "moar_cat")
+    result = ludic("run", "--create-only", tmp_path / "run", "--model", model_folder, "--env", "moar_cat")
     assert result.code == 1
     assert "environment 'moar_cat' is unknown; did you mean 'moar_cats'?" in result.err
     assert not (tmp_path / "run").exists()
@@ -47,7 +47,7 @@ def test_options_of_an_environment_that_is_not_in_the_run_are_refused(
 ) -> None:
     options = json.dumps({name: {"max_digits": 2}})
     env = ["--env", "moar_cats", "addition", "--env-options", options]
-    result = ludic("create", tmp_path / "run", "--model", model_folder, *env)
+    result = ludic("run", "--create-only", tmp_path / "run", "--model", model_folder, *env)
     assert (result.code, result.err) == (
         1,
         f"ludic: env_options: environment '{name}' is unknown; {hint}\n",
@@ -59,8 +59,8 @@ def test_options_of_an_environment_that_is_not_in_the_run_are_refused(
 def test_a_run_that_is_there_with_such_options_still_opens(ludic, tmp_path: Path, model_folder: str) -> None:
     create_root(str(tmp_path / "run"), RunConfig(model=model_folder, env=("moar_cats",), env_options={"zzz": {"n": 1}}))
     env = ["--env", "moar_cats", "--env-options", '{"zzz": {"n": 1}}']
-    assert ludic("create", tmp_path / "run", "--model", model_folder, *env).code == 0
-    assert ludic("stats", tmp_path / "run").code == 0
+    assert ludic("run", "--create-only", tmp_path / "run", "--model", model_folder, *env).code == 0
+    assert ludic("watch", tmp_path / "run", "--totals").code == 0
 
 
 def test_an_advantage_that_is_no_file_is_answered_with_what_was_looked_for(

@@ -1,4 +1,4 @@
-"""`ludic eval` and `ludic eval compare`: what they print, and how they explain what is wrong."""
+"""`ludic eval` and `ludic compare`: what they print, and how they explain what is wrong."""
 
 import json
 from pathlib import Path
@@ -34,13 +34,28 @@ def test_a_model_is_evaluated_without_a_run_and_compared_with_itself(ludic: Any,
     assert [row["measure"] for row in printed["measures"]] == ["mean_reward"]
     assert printed["measures"][0]["interval"] == "clustered"
 
-    compared = ludic("eval", "compare", f"{url}@0", "@latest")
+    # What is stored is measured without sampling.
+    stored = json.loads(ludic("eval", url, "--stored", "--json", "--measures", "mean_reward").out)
+    assert stored["samples"] == printed["samples"]
+    assert stored["measures"][0]["estimate"] == printed["measures"][0]["estimate"]
+
+    compared = ludic("compare", f"{url}@0", "@latest")
     assert compared.code == 0, compared.err
     assert f"baseline {url}@0, paired on the same examples" in compared.out
-    (row,) = json.loads(ludic("eval", "compare", url, url, "--json").out)["differences"]
+    (row,) = json.loads(ludic("compare", url, url, "--json").out)["differences"]
     assert (row["difference"], row["p_holm"], row["num_examples"]) == (0.0, 1.0, 5)
 
     assert "holds no weights of version 4" in ludic("eval", url, "--versions", "4", *SMALL).err
+
+
+@pytest.mark.parametrize("flags", [["--n", "2"], ["--model", "m"], ["--trust-code"]])
+def test_nothing_that_samples_is_given_where_nothing_is_sampled(ludic: Any, tmp_path: Path, flags: list[str]) -> None:
+    said = ludic("eval", tmp_path, "--stored", *flags)
+    name = flags[0].removeprefix("--").replace("-", "_")
+    assert (said.code, said.err) == (
+        2,
+        f"ludic: {name} is for sampling, and stored samples nothing; leave out one of them\n",
+    )
 
 
 def test_a_root_that_is_not_there_needs_a_model_and_an_environment(ludic: Any, tmp_path: Path) -> None:
@@ -72,19 +87,17 @@ def test_a_wrong_flag_is_wrong_usage(ludic: Any, trained: Root, flags: list[str]
 
 
 def test_one_side_is_not_enough(ludic: Any, trained: Root) -> None:
-    said = ludic("eval", "compare", trained.url)
+    said = ludic("compare", trained.url)
     assert (said.code, said.out) == (1, "")
     assert said.err == f"ludic: there is nothing to compare {trained.url} with; wanted two or more sides\n"
 
 
 def test_a_first_side_without_a_root_is_explained(ludic: Any) -> None:
-    assert ludic("eval", "compare", "@0", "@1").err == (
-        "ludic: @0 names no root, wanted ROOT@VERSION for the first side\n"
-    )
+    assert ludic("compare", "@0", "@1").err == ("ludic: @0 names no root, wanted ROOT@VERSION for the first side\n")
 
 
 def test_an_empty_root_has_nothing_to_compare(ludic: Any, trained: Root) -> None:
-    said = ludic("eval", "compare", f"{trained.url}@0", "@1")
+    said = ludic("compare", f"{trained.url}@0", "@1")
     assert said.code == 1
     assert said.err == f"ludic: {trained.url} has no evaluation; `ludic eval {trained.url}` samples one\n"
 
@@ -134,15 +147,15 @@ def test_a_suite_with_an_unknown_key_is_refused_before_anything_is_made(ludic: A
 
 @pytest.mark.slow
 def test_contamination_counts_what_the_steps_trained_on(ludic: Any, breakable: Path) -> None:
-    said = ludic("eval", "contamination", breakable)
+    said = ludic("contamination", breakable)
     assert (said.code, said.out) == (1, "")
     assert "has no evaluation" in said.err
     assert ludic("eval", breakable, "--max-tokens", "4", *SMALL).code == 0
-    found = json.loads(ludic("eval", "contamination", breakable, "--params", '{"n": 2}', "--json").out)
+    found = json.loads(ludic("contamination", breakable, "--params", '{"n": 2}', "--json").out)
     assert found["num_trained"] == 8  # two groups of four
     assert found["num_absent"] == 0
     assert found["total"][0]["num_examples"] == 5
-    said = ludic("eval", "contamination", breakable)
+    said = ludic("contamination", breakable)
     assert said.code == 0
     assert "with overlap" in said.out
-    assert "parameter 'm' is unknown" in ludic("eval", "contamination", breakable, "--params", '{"m": 3}').err
+    assert "parameter 'm' is unknown" in ludic("contamination", breakable, "--params", '{"m": 3}').err

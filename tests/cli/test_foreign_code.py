@@ -102,12 +102,13 @@ def test_a_foreign_root_runs_no_code_unasked(ludic, hostile, marker):
 def test_reading_and_sampling_a_foreign_root_runs_no_code(ludic, hostile, marker, folder):
     flags = {
         "sample": ["--prompt", "aa", "--max-tokens", "2", "--device", "cpu"],
-        "show": ["0"],
+        "view": ["0"],
+        "watch": ["--totals"],
         "sql": ["select count(*) from rollouts"],
         "export": ["--format", "jsonl", "--out", str(folder / "out.jsonl")],
         "expire": ["--keep-versions", "5", "--dry-run"],
     }
-    for command in ("stats", "verify", "sample", "show", "sql", "compact", "expire", "export"):
+    for command in ("watch", "verify", "sample", "view", "sql", "compact", "expire", "export"):
         ludic(command, hostile.url, *flags.get(command, []))
         assert not marker.exists(), command
 
@@ -209,10 +210,10 @@ def test_show_and_a_view_say_which_text_scored_and_which_weighed(ludic, mine, fo
     ((_, attempt_id, name, _, text),) = con.execute(query, {"role": "advantage"}).fetchall()
     assert (attempt_id, name, text) == (1, "rloo", None)
     (rollout_id,) = connect(mine).execute("select min(rollout_id) from rollouts").fetchone()
-    shown = ludic("show", mine.url, rollout_id).out
+    shown = ludic("view", mine.url, rollout_id).out
     assert f"cats.py:Cats,sha256{digest[:12]}of{folder}/cats.py(life1ofslot0)" in "".join(shown.split())
     assert "advantage of attempt 1" in shown
-    code = json.loads(ludic("show", mine.url, rollout_id, "--json").out)["code"]
+    code = json.loads(ludic("view", mine.url, rollout_id, "--json").out)["code"]
     assert [record["name"] for record in code] == ["cats.py:Cats", "rloo"]
 
 

@@ -10,8 +10,7 @@ from tiny_runs import fill, train_here
 
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
-from ludic.operations.create import create
-from ludic.operations.start import run, trainer
+from ludic.operations.start import run, train, worker
 from ludic.sql import connect, run_query
 from ludic.store import Root
 
@@ -42,13 +41,12 @@ def test_one_file_holds_the_whole_experiment(experiment: Path) -> None:
 
 def test_the_file_serves_the_commands_that_take_a_part_of_it(experiment: Path) -> None:
     args = ["runs/praise", "--config", "praise.toml"]
-    created = parsed(create, *args)
-    assert (created.run.group_size, created.run.env) == (8, ("praise.py:Praise",))
+    assert parsed(worker, *args).worker.slot is None
     trained = train_settings(*args)
     assert (trained.batch.advantage, trained.loss.objective.name, trained.num_steps) == ("grpo", "ppo_clip", 40)
     (experiment / "praise.toml").write_text("group_sise = 8")
     with pytest.raises(ConfigError, match="setting 'group_sise' is unknown"):
-        parsed(trainer, *args)
+        parsed(train, *args)
 
 
 def test_the_environment_scores_praise_and_format(experiment: Path) -> None:

@@ -55,10 +55,10 @@ def test_the_other_commands_work_on_what_came_in(ludic, model_folder: str, verl_
     root = tmp_path / "run"
     ludic("import", root, "--from", "verl", verl_file, "--model", model_folder, "--env", "cats")
     assert ludic("verify", root).out == f"{root} is sound\n"
-    assert ludic("stats", root).code == 0
+    assert ludic("watch", root, "--totals").code == 0
     row = json.loads(ludic("sql", root, "select rollout_id, env_name from rollouts limit 1", "--format", "json").out)[0]
     assert row["env_name"] == "cats"
-    shown = ludic("show", root, row["rollout_id"])
+    shown = ludic("view", root, row["rollout_id"])
     assert (shown.code, "aa bb" in shown.out) == (0, True)
 
 

@@ -11,7 +11,7 @@ import pytest
 from ludic.cli.main import COMMANDS, fail
 from ludic.store import Root
 
-READ_ONLY = {"sql": ["select 1"], "stats": [], "show": ["x"], "verify": []}
+READ_ONLY = {"sql": ["select 1"], "watch": ["--totals"], "view": ["x", "--text"], "verify": []}
 
 # Runs commands one after the other, and prints of each the slow packages that are imported by then, as JSON in the
 # last line of stderr.
@@ -46,9 +46,9 @@ def test_every_command_explains_itself(ludic, command: str) -> None:
 
 
 def test_a_misspelt_command_is_wrong_usage_and_gets_a_hint(ludic) -> None:
-    result = ludic("stat", "somewhere")
+    result = ludic("wach", "somewhere")
     assert (result.code, result.out) == (2, "")
-    assert result.err == "ludic: there is no command 'stat'; did you mean `ludic stats`?\n"
+    assert result.err == "ludic: there is no command 'wach'; did you mean `ludic watch`?\n"
 
 
 def test_a_command_like_no_other_points_to_the_help(ludic) -> None:
@@ -104,19 +104,23 @@ def test_usage_shows_the_root_before_the_options(ludic, command: str, arguments:
 @pytest.mark.parametrize("url", ["", "  "])
 def test_an_empty_root_is_not_the_working_directory(ludic, tmp_path: Path, monkeypatch, url: str) -> None:
     monkeypatch.chdir(tmp_path)
-    for args in (["create", url, "--model", "model", "--env", "moar_cats"], ["train", url], ["stats", url]):
+    for args in (
+        ["run", "--create-only", url, "--model", "model", "--env", "moar_cats"],
+        ["train", url],
+        ["watch", url, "--totals"],
+    ):
         result = ludic(*args)
         assert (result.code, result.err) == (1, "ludic: ROOT is empty; name a folder or a URL\n")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_root_on_no_filesystem_is_explained_in_one_line(ludic) -> None:
-    assert ludic("stats", "nowhere://run").err == "ludic: nowhere://run: Protocol not known: nowhere\n"
+    assert ludic("watch", "nowhere://run", "--totals").err == "ludic: nowhere://run: Protocol not known: nowhere\n"
 
 
 def test_a_run_of_another_format_is_explained_in_one_line(ludic, breakable: Path) -> None:
     (breakable / "run.json").write_text("{")
-    result = ludic("stats", breakable)
+    result = ludic("watch", breakable, "--totals")
     assert result.code == 1
     assert result.err.startswith(f"ludic: {breakable}/run.json is not a run.json that ludic can read")
     assert result.err.count("\n") == 1

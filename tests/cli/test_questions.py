@@ -60,7 +60,7 @@ def test_the_scorer_and_the_digest_of_the_data_are_recorded(ludic, root, folder,
     query = "select role, name, sha256 is not null from code where role in ('environment', 'scorer') order by role"
     assert connect(root).execute(query).fetchall() == [("environment", NAME, True), ("scorer", "score.py:length", True)]
     (rollout_id,) = connect(root).execute("select min(rollout_id) from rollouts").fetchone()
-    shown = json.loads(ludic("show", root.url, rollout_id, "--json").out)["code"]
+    shown = json.loads(ludic("view", root.url, rollout_id, "--json").out)["code"]
     assert [record["name"] for record in shown] == [NAME, "score.py:length"]
     (folder / "rows.jsonl").write_text('{"question": "aa ab", "answer": "abcd"}\n')
     assert work(ludic, root).code == 0
@@ -93,7 +93,17 @@ def test_another_scorer_needs_to_be_asked_for(ludic, root, folder):
 def test_a_scorer_that_is_not_there_ends_the_creation_before_it_begins(ludic, folder, model_folder):
     (folder / "score.py").unlink()
     options = json.dumps({NAME: OPTIONS})
-    result = ludic("create", str(folder / "new"), "--model", str(model_folder), "--env", NAME, "--env-options", options)
+    result = ludic(
+        "run",
+        "--create-only",
+        str(folder / "new"),
+        "--model",
+        str(model_folder),
+        "--env",
+        NAME,
+        "--env-options",
+        options,
+    )
     assert result.code == 1
     assert "there is no file" in result.err
     assert not (folder / "new").exists()

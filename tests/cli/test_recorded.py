@@ -41,7 +41,7 @@ def copied(recorded: str, tmp_path: Path) -> Path:
 
 def test_the_run_is_sound_and_its_figures_name_the_recorded_trainer(ludic, recorded: str) -> None:
     assert ludic("verify", recorded).out == f"{recorded} is sound\n"
-    stats = " ".join(ludic("stats", recorded).out.split())
+    stats = " ".join(ludic("watch", recorded, "--totals").out.split())
     again = KILLED_AFTER - RESUMED_AT + 1
     for text in (
         f"trainer {TRAINER}",
@@ -102,7 +102,7 @@ def test_the_best_and_the_worst_group_of_a_step_are_found_as_the_readme_says(lud
     (query,) = re.findall(r'^    ludic sql runs/mine "(.*where step = 20.*)"$', README, re.MULTILINE)
     found = package.open(recorded).sql(query.replace("step = 20", f"step = {NUM_STEPS}"))
     assert found["reward"].to_list() == sorted(found["reward"])
-    shown = ludic("show", recorded, found["group_id"][0]).out
+    shown = ludic("view", recorded, found["group_id"][0]).out
     assert f"what is {NUM_STEPS} plus" in shown
     assert f"step {NUM_STEPS}" in shown
 
@@ -111,12 +111,12 @@ def test_a_group_that_was_sampled_again_is_shown_as_superseded_and_whole_if_aske
     sql = "select min(group_id) as id from all_batches where superseded and step = {}"
     quoted = ludic("sql", recorded, sql.format(KILLED_AFTER), "--format", "csv").out.splitlines()[-1]
     assert quoted.startswith('"')
-    shown = ludic("show", recorded, quoted).out
+    shown = ludic("view", recorded, quoted).out
     assert shown.count(f"superseded, step {KILLED_AFTER}") == GROUP_SIZE
     assert "a red ball" not in shown  # neither the best nor the worst
-    assert "a red ball" in ludic("show", recorded, quoted, "--full").out
+    assert "a red ball" in ludic("view", recorded, quoted, "--full").out
     (used,) = package.open(recorded).sql("select min(group_id) as id from batches where step = 8")["id"]
-    assert "superseded" not in ludic("show", recorded, used).out
+    assert "superseded" not in ludic("view", recorded, used).out
 
 
 def test_an_empty_answer_is_said_to_be_empty(ludic, copied: Path) -> None:
@@ -128,14 +128,14 @@ def test_an_empty_answer_is_said_to_be_empty(ludic, copied: Path) -> None:
         recorder.append([[row(""), row("so")]])
     sql = "select group_id, rollout_id from rollouts where group_size = 2 order by episode_reward"
     (group_id, empty), (_, other) = package.open(str(copied)).sql(sql).rows()
-    shown = [ludic("show", copied, each).out for each in (group_id, empty, other)]
+    shown = [ludic("view", copied, each).out for each in (group_id, empty, other)]
     assert ["(empty)" in each for each in shown] == [True, True, False]
 
 
 def test_a_rollout_is_shown_as_text_with_what_was_kept_of_it(ludic, recorded: str) -> None:
     run = package.open(recorded)
     by_version = run.sql("select policy_version, min(rollout_id) as id from rollouts group by all order by all")["id"]
-    of_trainer, of_ids = ludic("show", recorded, by_version[0]), ludic("show", recorded, by_version[2], "--tokens")
+    of_trainer, of_ids = ludic("view", recorded, by_version[0]), ludic("view", recorded, by_version[2], "--tokens")
     assert "cats play <eos>" in of_trainer.out
     assert re.search("sampling +max_tokens 8 *\n", of_trainer.out)
     assert "logprobs of a trainer's forward pass" in " ".join(of_trainer.out.split())
@@ -150,7 +150,7 @@ def test_rows_without_messages_are_shown_by_their_tokens(ludic, copied: Path) ->
         tokens = {name: row[name] for name in ("prompt_tokens", "response_tokens")}
         recorder.append([[{**tokens, "episode_reward": reward} for reward in (0.0, 1.0)]])
     (group_id,) = run.sql("select group_id from groups where group_size = 2")["group_id"]
-    shown = ludic("show", copied, group_id).out
+    shown = ludic("view", copied, group_id).out
     assert "prompt  <|user|> what is 1 plus 0 <eos> <|assistant|>" in shown
     assert shown.count("cats play <eos>") == 2
 
@@ -183,7 +183,7 @@ def test_evaluations_of_the_trainer_are_compared(ludic, copied: Path) -> None:
                 for number in range(8)
             ]
             recorder.append([[answer] for answer in answers])
-    found = json.loads(ludic("eval", "compare", f"{copied}@0", f"{copied}@{NUM_STEPS}", "--json").out)
+    found = json.loads(ludic("compare", f"{copied}@0", f"{copied}@{NUM_STEPS}", "--json").out)
     compared = found["differences"]
     assert [(each["estimate_a"], each["estimate_b"], each["difference"]) for each in compared] == [(0.25, 0.75, 0.5)]
 
@@ -211,7 +211,7 @@ def test_bisect_claims_nothing_of_steps_that_it_did_not_look_at(ludic, recorded:
         (["cut", "--step", "5", "bug"], f"{TRAINER} trained attempt 1, and only ludic's own steps can be replayed"),
         (["sample", "--prompt", "why"], "records another program's run, so no weights are in it"),
         (["eval"], "is the placeholder of a recorded program's environment"),
-        (["eval", "compare", "@1", "@2"], f"has no evaluation; record those of {TRAINER}, as rows of purpose eval"),
+        (["compare", "@1", "@2"], f"has no evaluation; record those of {TRAINER}, as rows of purpose eval"),
         (["export", "--format", "hf", "--out", "weights"], "has no weights of any version"),
     ],
     ids=" ".join,
@@ -231,7 +231,7 @@ def test_what_can_t_be_is_refused_in_a_line(
 
 def test_a_folder_of_runs_names_them(ludic, copied: Path) -> None:
     (copied.parent / "other").mkdir()
-    result = ludic("stats", copied.parent)
+    result = ludic("watch", copied.parent, "--totals")
     assert result.err == f"ludic: {copied.parent} holds no run: run.json is missing; {copied} is a run\n"
 
 
@@ -290,7 +290,7 @@ def test_what_a_recorder_lost_is_in_stats_and_the_report(ludic, copied: Path, tm
     lost = Lost(num_rollouts=12, num_groups=3, steps=((7, 8), (57, 201)), reasons={"No space left on device": 4})
     (copied / WORKERS.name_of(claim)).write_bytes(encode_record(replace(claim, lost=asdict(lost))))
     text = "lost: 12 rollouts in 3 groups, the ledger of steps 7, 57 to 200 (No space left on device)"
-    assert f"{claim.worker_id}: {text}" in " ".join(ludic("stats", copied).out.split())
+    assert f"{claim.worker_id}: {text}" in " ".join(ludic("watch", copied, "--totals").out.split())
     assert ludic("report", copied, "--output", tmp_path / "report.html").code == 0
     assert text in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "steps [7, 57 to 200], steps_without_metrics []" in " ".join(ludic("verify", copied).out.split())

@@ -57,7 +57,7 @@ def test_a_model_is_sampled_from_by_its_url(ludic, model_folder: str, s3_bucket:
 @pytest.mark.parametrize(
     "args",
     [
-        ("stats", "{root}", "--config", "s3://bucket/stats.toml"),
+        ("verify", "{root}", "--config", "s3://bucket/verify.toml"),
         ("export", "{root}", "--format", "jsonl", "--out", "s3://bucket/rows.jsonl"),
         ("export", "{root}", "--format", "iceberg", "--out", "s3://bucket/catalog"),
         ("train", "{root}", "--advantage", "s3://bucket/mine.sql", "--num-steps", "9"),

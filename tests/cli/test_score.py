@@ -33,7 +33,7 @@ def test_a_person_is_told_the_counts_and_a_program_gets_them(ludic, breakable: P
     assert re.fullmatch(r"score@[0-9a-f]{12}: 8 rollouts scored; 0 failed; cost 0\n", result.out)
     report = json.loads(ludic("score", breakable, "--scorer", scorer, "--json").out)
     assert (report["num_scored"], report["num_done_before"], report["reasons"]) == (8, 8, {})
-    stats = ludic("stats", breakable).out
+    stats = ludic("watch", breakable, "--totals").out
     assert re.search(r"^score +[0-9a-f]{12} +length +16 ", stats, re.MULTILINE)
     assert ludic("verify", breakable).code == 0
 

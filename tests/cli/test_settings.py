@@ -17,8 +17,7 @@ from ludic.cli.commands import COMMANDS
 from ludic.cli.settings import parse, settings_of_command
 from ludic.errors import ConfigError
 from ludic.flags import MOST_LISTED, first_options, run_script
-from ludic.operations.create import create
-from ludic.operations.start import run, trainer, worker
+from ludic.operations.start import run, train, worker
 from ludic.run_config import RunConfig
 from ludic.run_json import put_run
 from ludic.settings import Range, SettingsError, check, settings_of, to_flags
@@ -181,7 +180,7 @@ def test_none_and_a_single_value_of_a_list_fit(tmp_path: Path) -> None:
     assert (nested.max_lag, nested.filters, nested.learning_rate) == (None, ("a",), 1.0)
 
 
-@pytest.mark.parametrize("command", ["create", "worker", "train", "run"])
+@pytest.mark.parametrize("command", ["worker", "train", "run"])
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -209,7 +208,7 @@ def test_a_worker_takes_its_own_of_an_experiment(tmp_path: Path) -> None:
     assert parsed_of(worker, "here", "--config", str(path)).worker.in_flight == 3
 
 
-@pytest.mark.parametrize("operation", [create, worker, trainer, run])
+@pytest.mark.parametrize("operation", [worker, train, run])
 def test_a_file_for_ludic_run_serves_the_commands_that_take_a_part_of_it(operation: Any, tmp_path: Path) -> None:
     path = tmp_path / "experiment.toml"
     settings = 'env = ["moar_cats"]\nmodel = "m"\neval_every = 20\nlocal_workers = 2\nengine = "vllm"\n'
@@ -298,13 +297,13 @@ def test_help_has_no_line_break_within_a_sentence(ludic, command: str, columns: 
     assert "Without this flag, code that came with somebody else's root is refused" in text
 
 
-PAGES = [name for name, command in COMMANDS.items() if len(settings_of_command(command.load())) > MOST_LISTED]
+PAGES = [name for name, command in COMMANDS.items() if len(settings_of_command(command.operation)) > MOST_LISTED]
 
 
 @pytest.mark.parametrize("command", PAGES)
 def test_the_first_page_of_help_has_a_dozen_options_and_the_names_of_groups(ludic, command: str) -> None:
     page = ludic(command, "--help").out
-    settings = settings_of_command(COMMANDS[command].load())
+    settings = settings_of_command(COMMANDS[command].operation)
     options = re.findall(r"^  (--[\w-]+)", page.partition("more options")[0], re.MULTILINE)
     assert options == [each.flag for each in first_options([each for each in settings if each.has_flag])]
     assert 7 <= len(options) <= 17
@@ -430,12 +429,11 @@ def test_names_are_those_of_the_flags() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["stats", "verify"])
-def test_a_command_takes_its_options_from_a_file(ludic, trained, tmp_path: Path, command: str) -> None:
+def test_a_command_takes_its_options_from_a_file(ludic, trained, tmp_path: Path) -> None:
     path = tmp_path / "json.toml"
     path.write_text("json = true")
-    assert ludic(command, trained.url, "--config", path).out.startswith("{")
-    assert not ludic(command, trained.url, "--config", path, "--no-json").out.startswith("{")
+    assert ludic("verify", trained.url, "--config", path).out.startswith("{")
+    assert not ludic("verify", trained.url, "--config", path, "--no-json").out.startswith("{")
 
 
 def test_a_resumed_trainer_takes_over_the_settings_of_the_one_before(trained) -> None:
@@ -545,7 +543,7 @@ def test_an_objective_is_spelled_in_many_ways_that_mean_the_same(tmp_path: Path)
 def test_a_table_of_an_objective_serves_all_commands(tmp_path: Path) -> None:
     path = tmp_path / "experiment.toml"
     path.write_text(f'model = "m"\nenv = ["addition"]\n{SPELLINGS["table.toml"]}')
-    assert parsed_of(create, "here", "--config", str(path)).run.model == "m"
+    assert parsed_of(run, "here", "--config", str(path)).run.model == "m"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tiny_runs import create_root, fill, final_weights, query
 
 from ludic.cli.main import main
 from ludic.launch.train import train_args
-from ludic.operations.start import trainer
+from ludic.operations.start import train
 from ludic.run_json import run_of
 from ludic.store import Root
 from ludic.training.config import TrainConfig
@@ -83,7 +83,7 @@ def test_resume_names_the_only_checkpoint_when_it_is_damaged(ludic, url, tmp_pat
 def test_ranks_are_told_to_resume():
     for resume in (True, False):
         *_, flag, path = train_args("root", TrainConfig(), 2, resume=resume)
-        settings = parsed(trainer, "root", flag, path)
+        settings = parsed(train, "root", flag, path)
         assert (settings.train, settings.ranks, settings.resume) == (TrainConfig(), 2, resume)
 
 

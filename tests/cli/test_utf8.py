@@ -34,13 +34,13 @@ def given(each: Setting) -> str | None:
 
 
 def texts_of(command: str) -> list[tuple[Setting, str]]:
-    table = settings_of_command(COMMANDS[command].load())
+    table = settings_of_command(COMMANDS[command].operation)
     return [(each, value) for each in table if (value := given(each)) is not None]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_text_of_a_command_is_refused_by_name(command: str) -> None:
-    table = settings_of_command(COMMANDS[command].load())
+    table = settings_of_command(COMMANDS[command].operation)
     positions = {other.name: str(next(iter(other.choices), "x")) for other in table if other.by_position}
     for each, value in texts_of(command):
         args = [each.flag, value]

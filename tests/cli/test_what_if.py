@@ -114,7 +114,7 @@ def test_the_examples_of_the_guide_run_and_the_branch_is_compared_with_the_run(l
         assert result.code == 0, (command, result.err)
         outputs[" ".join(command)] = result.out
     trained = outputs["what-if runs/mine --advantage grpo --train runs/branch --from-step 1 --num-steps 2"]
-    for line in ("ludic eval runs/mine --versions 3", "ludic eval compare runs/mine@3 runs/branch@latest"):
+    for line in ("ludic eval runs/mine --versions 3", "ludic compare runs/mine@3 runs/branch@latest"):
         assert f"    {line}\n" in trained
     # Steps 2 and 3 of the run used two groups each, of which [1, 0, 0, 0] has the largest credit: 3/4 over the
     # standard deviation of the group, 1/2.

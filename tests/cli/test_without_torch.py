@@ -63,13 +63,13 @@ def test_what_looks_at_a_stored_run_runs_without_torch(stored: Root, tmp_path: P
     url, page, rows = stored.url, str(tmp_path / "page.html"), str(tmp_path / "rows.jsonl")
     by_words = {
         "16": ["sql", url, "select count(*) as n from rollouts"],
-        "evals": ["stats", url],
+        "evals": ["watch", url, "--totals"],
         "2 groups of 4": ["watch", url, "--once"],
         "sound": ["verify", url],
         "turns true at step 2": ["bisect", url, "reward_mean > 1"],
         "The same as the ledger, bit for bit, in 2 steps.": ["what-if", url],
         "largest_differences": ["what-if", url, "--advantage", "grpo", "--json"],
-        "paired on the same examples": ["eval", "compare", f"{url}@0", f"{url}@1"],
+        "paired on the same examples": ["compare", f"{url}@0", f"{url}@1"],
         "page.html": ["report", url, "--output", page],
         "rows.jsonl": ["export", url, "--format", "jsonl", "--out", rows],
         "2 files of 1 partition became 1": ["compact", url, "--all-versions"],

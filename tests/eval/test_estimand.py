@@ -87,8 +87,8 @@ def test_the_mean_reward_is_over_examples_everywhere(root: Root, store_samples: 
     (row,) = numbers(root, MeasureConfig(measures=("mean_reward",)), Chosen(versions=[0])).rows
     assert (row["estimate"], row["num_examples"], row["num_values"]) == (pytest.approx(MEAN), 6, 19)
     assert run.compare(0, 1).differences["estimate_a"].to_list() == pytest.approx([MEAN])
-    assert run.stats().evals["reward_mean"].to_list() == pytest.approx([MEAN, 0.0])
-    assert run.stats().evals["accuracy"].to_list() == pytest.approx([MEAN, 0.0])
+    assert run.watch(once=True).totals.evals["reward_mean"].to_list() == pytest.approx([MEAN, 0.0])
+    assert run.watch(once=True).totals.evals["accuracy"].to_list() == pytest.approx([MEAN, 0.0])
     with connect(root) as con:
         tracked = list(ask(con, root, figure("evaluation_means"), {"versions": [0]}))
     assert [each["reward_mean"] for each in tracked] == pytest.approx([MEAN])
@@ -106,7 +106,7 @@ def test_the_panel_shows_the_mean_over_examples(root: Root) -> None:
 def test_the_estimand_is_said_beside_the_figures(root: Root, store_samples: StoreSamples) -> None:
     store(store_samples)
     run = ludic.Run(root)
-    evaluation, comparison = run.evaluation(), run.compare(0, 1)
+    evaluation, comparison = run.eval(stored=True), run.compare(0, 1)
     page = run.report(compare=("0", "1")).html
     for text in (repr(evaluation), evaluation._repr_html_(), page):
         assert "mean over examples" in text

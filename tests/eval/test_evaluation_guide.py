@@ -51,8 +51,8 @@ def test_the_measure_of_your_own_runs(root: Root, store_samples: StoreSamples, t
     file = tmp_path / "short.sql"
     file.write_text(QUERIES[0])
     run = ludic.Run(root)
-    assert run.evaluation(measures=[str(file)]).measures["estimate"].to_list() == [0.75]
-    assert run.evaluation(measures=[str(file)], params={"most": 2}).measures["estimate"].to_list() == [0.0]
+    assert run.eval(stored=True, measures=[str(file)]).measures["estimate"].to_list() == [0.75]
+    assert run.eval(stored=True, measures=[str(file)], params={"most": 2}).measures["estimate"].to_list() == [0.0]
 
 
 @pytest.mark.parametrize(("number", "num_rows"), [(1, 2), (2, 4), (3, 0)])

@@ -225,7 +225,7 @@ def test_what_cannot_be_estimated_is_said_wherever_an_interval_is_printed(
     for version in (0, 1):
         store_samples({f"e{number}": [0.25, 0.25] for number in range(8)}, version=version)
     run = ludic.Run(root)
-    evaluation, comparison = run.evaluation(measures=["mean_reward"]), run.compare(0, 1)
+    evaluation, comparison = run.eval(stored=True, measures=["mean_reward"]), run.compare(0, 1)
     page = run.report(compare=("0", "1")).html
     for text in (repr(evaluation), evaluation._repr_html_(), repr(comparison), comparison._repr_html_(), page):
         assert "cannot be estimated" in text

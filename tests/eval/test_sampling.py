@@ -1,4 +1,4 @@
-"""`Run.evaluate` over a tiny model: what it stores, that it goes on where it was interrupted, and what it refuses."""
+"""`Run.eval` over a tiny model: what it stores, that it goes on where it was interrupted, and what it refuses."""
 
 import logging
 import shutil
@@ -56,7 +56,7 @@ def run(tmp_path: Path, folder: str, other_folder: str) -> ludic.Run:
 def sampled(tmp_path_factory: pytest.TempPathFactory, folder: str, other_folder: str) -> ludic.Run:
     """Such a run with 12 samples of each version; not to be changed."""
     run = new_run(tmp_path_factory.mktemp("sampled"), folder, other_folder)
-    run.evaluate("0,latest", **SMALL)
+    run.eval("0,latest", **SMALL)
     return run
 
 
@@ -73,7 +73,7 @@ SAMPLES = """
 
 
 def test_samples_of_each_example_are_stored_as_evals(sampled: ludic.Run) -> None:
-    run, found = sampled, sampled.evaluate("0,latest", **SMALL)  # which stores nothing more
+    run, found = sampled, sampled.eval("0,latest", **SMALL)  # which stores nothing more
     assert found.samples.select("policy_version", "num_examples", "num_samples").rows() == [(0, 6, 12), (1, 6, 12)]
     rows = run.sql("select distinct purpose, group_size, env_name from evals").rows()
     assert rows == [("eval", 2, "addition")]
@@ -88,7 +88,7 @@ def test_the_same_command_samples_nothing_again(own: ludic.Run) -> None:
     run = own
     stored = run.sql("select rollout_id from evals order by all")
     sampled: list[Any] = []
-    run.evaluate(0, report=sampled.append, **SMALL)
+    run.eval(0, report=sampled.append, **SMALL)
     assert sampled == []
     assert run.sql("select rollout_id from evals order by all").equals(stored)
 
@@ -96,22 +96,22 @@ def test_the_same_command_samples_nothing_again(own: ludic.Run) -> None:
 def test_more_examples_and_samples_add_to_what_is_there(own: ludic.Run, tmp_path: Path, folder: str) -> None:
     run = own
     before = set(run.sql("select rollout_id from evals")["rollout_id"])
-    run.evaluate(0, **SMALL | {"num_examples": 9, "n": 3})
+    run.eval(0, **SMALL | {"num_examples": 9, "n": 3})
     assert before <= set(run.sql("select rollout_id from evals")["rollout_id"])
     other = create_root(str(tmp_path / "other"), RunConfig(model=folder, env=("addition",), group_size=4, max_tokens=8))
     at_once = ludic.Run(other)
-    at_once.evaluate(0, **SMALL | {"num_examples": 9, "n": 3, "examples_per_call": 32})
+    at_once.eval(0, **SMALL | {"num_examples": 9, "n": 3, "examples_per_call": 32})
     assert run.sql(SAMPLES).equals(at_once.sql(SAMPLES))
 
 
 def test_an_interrupted_evaluation_ends_as_an_unbroken_one(run: ludic.Run, tmp_path: Path, folder: str) -> None:
     stop, many = threading.Event(), SMALL | {"num_examples": 8, "examples_per_call": 1}
-    run.evaluate(0, report=lambda batch: stop.set(), stop=stop, in_flight=1, **many)
+    run.eval(0, report=lambda batch: stop.set(), stop=stop, in_flight=1, **many)
     assert 0 < run.sql("select count(*) as n from evals")["n"].item() < 16
     assert run.root.list("evaluators") == []
-    again = run.evaluate(0, **many)
+    again = run.eval(0, **many)
     other = ludic.Run(create_root(str(tmp_path / "other"), RunConfig(model=folder, env=("addition",), max_tokens=8)))
-    unbroken = other.evaluate(0, **many)
+    unbroken = other.eval(0, **many)
     assert again.to_dict() | {"root": ""} == unbroken.to_dict() | {"root": ""}
 
 
@@ -123,7 +123,7 @@ def test_two_evaluators_at_once_count_each_sample_once(run: ludic.Run) -> None:
             return TransformersEngine(folder, device="cpu", version=version)
 
     def evaluate(**options: Any) -> None:
-        run.evaluate(0, engine=make_engine, stop=threading.Event(), report=lambda batch: None, **SMALL | options)
+        run.eval(0, engine=make_engine, stop=threading.Event(), report=lambda batch: None, **SMALL | options)
 
     others = [{}, {"n": 3}, {"num_examples": 5}]
     threads = [threading.Thread(target=evaluate, kwargs=options) for options in others]
@@ -139,31 +139,31 @@ def test_two_evaluators_at_once_count_each_sample_once(run: ludic.Run) -> None:
 
 def test_compacted_samples_are_not_sampled_again(own: ludic.Run) -> None:
     own.compact(all_versions=True)
-    own.evaluate("0,1", report=lambda batch: pytest.fail("was stored"), **SMALL)
+    own.eval("0,1", report=lambda batch: pytest.fail("was stored"), **SMALL)
     assert own.sql("select count(*) as n from evals")["n"].item() == 24
 
 
 def test_other_settings_are_another_evaluation(own: ludic.Run) -> None:
-    run, first = own, own.evaluation(0)
-    second = run.evaluate(0, temperature=0, **SMALL)
+    run, first = own, own.eval(0, stored=True)
+    second = run.eval(0, temperature=0, **SMALL)
     assert first.samples["evaluation"].item() != second.samples["evaluation"].item()
-    assert run.evaluation(0).samples["num_samples"].to_list() == [12, 12]
+    assert run.eval(0, stored=True).samples["num_samples"].to_list() == [12, 12]
     assert run.sql("select count(distinct response_tokens) as n from evals where temperature = 0")["n"].item() <= 6
 
 
 def test_version_0_is_the_first_model_also_without_a_trainer(tmp_path: Path, folder: str) -> None:
     config = EvalConfig(env=("addition",), run={"max_tokens": 8})
     run = ludic.Run(open_to_evaluate(str(tmp_path / "new"), config, folder, CodeSettings()))
-    assert run.evaluate(**SMALL, max_tokens=8).samples["policy_version"].to_list() == [0]
+    assert run.eval(**SMALL, max_tokens=8).samples["policy_version"].to_list() == [0]
 
 
 def test_stored_samples_are_reported_without_weights(own: ludic.Run) -> None:
     run = own
     for name in run.root.list("policies/version=1"):
         run.root.delete(name)
-    assert run.evaluate(1, **SMALL).samples["num_samples"].to_list() == [12]
+    assert run.eval(1, **SMALL).samples["num_samples"].to_list() == [12]
     with pytest.raises(ConfigError, match="holds no weights of version 1; it has 1 from 0 to 0"):
-        run.evaluate(1, **SMALL | {"n": 3})
+        run.eval(1, **SMALL | {"n": 3})
 
 
 @pytest.mark.parametrize(("versions", "missing"), [("0,1,7", "version 7"), ("0,7,1,9", "versions 7, 9")])
@@ -175,7 +175,7 @@ def test_versions_without_weights_are_refused_before_any_is_sampled(
     suite.write_text(f"num_examples = 2\n{entry.format('one')}{entry.format('two')}")
     for settings in (SMALL, {"suite": str(suite)}):
         with pytest.raises(ConfigError, match=f"holds no weights of {missing}; it has 2 from 0 to 1$"):
-            run.evaluate(versions, **settings)
+            run.eval(versions, **settings)
     assert not run.root.list("evals")
     assert not run.root.list("evaluations")
 
@@ -195,12 +195,12 @@ def test_versions_without_weights_are_refused_before_any_is_sampled(
 )
 def test_a_wrong_setting_is_explained(run: ludic.Run, versions: Any, settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run.evaluate(versions, **SMALL | settings)
+        run.eval(versions, **SMALL | settings)
     assert not run.root.list("evals")
 
 
 def test_another_environment_than_the_runs(run: ludic.Run) -> None:
-    found = run.evaluate(0, env="opposites", **SMALL)
+    found = run.eval(0, env="opposites", **SMALL)
     assert found.samples["env_name"].to_list() == ["opposites"]
 
 
@@ -233,7 +233,7 @@ def test_a_version_that_is_pruned_before_it_is_evaluated_is_skipped_and_told(
     assert run.sql("select distinct policy_version from evals order by all")["policy_version"].to_list() == [0, 4]
     assert missed_versions(run.root, 2) == [2]
     with pytest.raises(ConfigError, match="holds no weights of version 2"):
-        run.evaluate("2,4", **SMALL)
+        run.eval("2,4", **SMALL)
 
 
 def test_following_a_run_evaluates_its_versions_until_it_is_stopped(
@@ -241,7 +241,7 @@ def test_following_a_run_evaluates_its_versions_until_it_is_stopped(
 ) -> None:
     stop = threading.Event()
     with caplog.at_level(logging.INFO):
-        found = run.evaluate(every=1, stop=stop, report=lambda batch: stop.set() if seen(batch) == 1 else None, **SMALL)
+        found = run.eval(every=1, stop=stop, report=lambda batch: stop.set() if seen(batch) == 1 else None, **SMALL)
     assert found.samples["policy_version"].to_list() == [0, 1]
     assert any(message.startswith("version 0 of addition: mean reward 0") for message in caplog.messages)
 
@@ -278,7 +278,7 @@ def test_the_samples_of_an_example_are_scored_together_and_more_samples_are_anot
     run_ = ludic.Run(root)
     ids = []
     for n in (2, 3):
-        found = run_.evaluate(0, **SMALL | {"n": n, "num_examples": 5})
+        found = run_.eval(0, **SMALL | {"n": n, "num_examples": 5})
         ids.append(found.samples["evaluation"][0])
         query = "select distinct episode_reward from evals where group_size = ? order by all"
         assert [reward for (reward,) in run_.sql(query, n).rows()] == [10.0 * n + index for index in range(n)]

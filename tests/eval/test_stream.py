@@ -97,7 +97,7 @@ def run(tmp_path: Path, folder: str) -> ludic.Run:
 
 def evaluate(run: ludic.Run, engine: TickingEngine, **settings: Any) -> Any:
     given: dict[str, Any] = {"examples_per_call": 8, "report": lambda batch: None, "stop": threading.Event()}
-    return run.evaluate(0, engine=lambda folder, version: engine, **given | settings)
+    return run.eval(0, engine=lambda folder, version: engine, **given | settings)
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

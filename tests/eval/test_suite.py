@@ -219,10 +219,10 @@ def test_a_stopped_suite_ends_with_the_table_of_an_unbroken_one(folder: Path, ma
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stopped.evaluate(suite=path, report=store_three, stop=stop, in_flight=1, **OPTIONS | {"examples_per_call": 1})
+        stopped.eval(suite=path, report=store_three, stop=stop, in_flight=1, **OPTIONS | {"examples_per_call": 1})
     assert 3 <= len(stopped.root.list("evals")) < 9
-    found = stopped.evaluate(suite=path, **OPTIONS)
-    unbroken = make_run("unbroken").evaluate(suite=path, **OPTIONS)
+    found = stopped.eval(suite=path, **OPTIONS)
+    unbroken = make_run("unbroken").eval(suite=path, **OPTIONS)
     assert found.to_dict() | {"root": ""} == unbroken.to_dict() | {"root": ""}
     assert found.samples.select("entry", "num_examples", "num_samples").rows() == [
         ("sums", 4, 8),
@@ -239,7 +239,7 @@ def test_changed_questions_or_graders_are_another_evaluation(folder: Path, make_
     path, run = write(folder, SUITE), make_run("run")
 
     def evaluations(**options: Any) -> dict[str, str]:
-        found = run.evaluate(suite=path, **OPTIONS, **options).samples
+        found = run.eval(suite=path, **OPTIONS, **options).samples
         return dict(zip(found["entry"], found["evaluation"], strict=True))
 
     first = evaluations()
@@ -250,7 +250,7 @@ def test_changed_questions_or_graders_are_another_evaluation(folder: Path, make_
     assert len({first["rows"], second["rows"], third["rows"]}) == 3
     assert first["sums"] == second["sums"] == third["sums"]
     with pytest.raises(ConfigError, match="measures and params do not apply beside a suite"):
-        run.evaluate(suite=path, measures=["mean_reward"], **OPTIONS)
+        run.eval(suite=path, measures=["mean_reward"], **OPTIONS)
     write(folder, SUITE.replace('"guess_number"', '"guess_numbr"'))
     with pytest.raises(ConfigError, match=r"suite\.toml, entry 'game': environment 'guess_numbr' is unknown; did you"):
-        run.evaluate(suite=path, **OPTIONS)
+        run.eval(suite=path, **OPTIONS)

@@ -20,7 +20,7 @@ def test_the_agents_demo_warm_starts_once_and_then_improves_with_tools(tmp_path:
     warm_start(root, num_problems=NUM_PROBLEMS, num_heldout=16)
     before = version_before_rl(root)
     assert before is not None
-    assert ludic.open(url).evaluation().samples.select("policy_version", "num_examples").rows() == [(before, 16)]
+    assert ludic.open(url).eval(stored=True).samples.select("policy_version", "num_examples").rows() == [(before, 16)]
 
     demo = forks.ludic("demo", "--agents", "--root", url, "--num-steps", str(NUM_STEPS), folder=tmp_path)
     assert demo.returncode == 0, demo.stderr
@@ -34,7 +34,7 @@ def test_the_agents_demo_warm_starts_once_and_then_improves_with_tools(tmp_path:
     # The command found the warm start, which is not repeated, and evaluated the first model and the last version, too.
     assert run.sql("select count(*) as n from attempts")["n"].to_list() == [2]
     last = max(run.sql("from policies")["version"])
-    evaluated = run.evaluation().samples.select("policy_version", "num_examples", "num_samples").rows()
+    evaluated = run.eval(stored=True).samples.select("policy_version", "num_examples", "num_samples").rows()
     assert evaluated == [(version, NUM_HELDOUT, NUM_HELDOUT) for version in (0, before, last)]
     assert run.compare(before, last).differences["test"].to_list() == ["mcnemar"]
     used = run.sql("""

@@ -73,7 +73,7 @@ def test_a_run_of_which_everything_fails_ends_and_goes_on_after_the_fix(tmp_path
         ludic.open(str(root)).sql("select rollout_id, error from rollouts where error is not null limit 1").row(0)
     )
     assert error == "IndexError: list index out of range (own.py:18, in reward)"
-    shown = forks.ludic("show", root, rollout_id, folder=tmp_path)
+    shown = forks.ludic("view", root, rollout_id, folder=tmp_path)
     assert "line 18, in reward" in shown.stdout
     panel = forks.ludic("watch", root, "--once", folder=tmp_path)
     assert "own.py:18, in reward" in " ".join(panel.stdout.replace("\u2502", " ").split())

@@ -14,8 +14,8 @@ from ludic.engines.config import EngineConfig
 from ludic.eval.config import EvalConfig
 from ludic.launch.process import config_args
 from ludic.launch.train import train_args
-from ludic.operations.evaluations import evaluate
-from ludic.operations.start import trainer
+from ludic.operations.evaluations import eval_
+from ludic.operations.start import train
 from ludic.training.config import LossConfig, Objective, Orpo, PpoClip, Reinforce, Sft, TrainConfig, Vespo
 
 WRITE = "from ludic.launch.process import config_args; print(config_args('worker-0', {'slot': 0})[1], flush=True)"
@@ -32,7 +32,7 @@ def test_a_trainer_gets_every_setting_as_it_is() -> None:
         wait_for_scores_s=None,
     )
     _, _, _, *args = train_args("root", config, 1, replaces=3, model="None/of-this")
-    read = parsed(trainer, "root", *args)
+    read = parsed(train, "root", *args)
     assert (read.root, read.train, read.replaces, read.model) == ("root", config, 3, "None/of-this")
 
 
@@ -50,13 +50,13 @@ def test_a_trainer_gets_its_objective(objective: Objective) -> None:
     normalization = "sequences" if isinstance(objective, Orpo) else "tokens"
     config = TrainConfig(loss=LossConfig(objective=objective, loss_normalization=normalization))
     _, _, _, *args = train_args("root", config, 1)
-    assert parsed(trainer, "root", *args).train == config
+    assert parsed(train, "root", *args).train == config
 
 
 def test_an_evaluator_gets_a_switch_of_three_states() -> None:
     for accept in (True, False, None):
         args = config_args("evaluator", {"accept_incomplete": accept, "env": ("a", "b"), "engine": "transformers"})
-        read = parsed(evaluate, "root", *args)
+        read = parsed(eval_, "root", *args)
         run = {} if accept is None else {"accept_incomplete": accept}
         assert (read.samples, read.engine) == (EvalConfig(run=run, env=("a", "b")), EngineConfig(engine="transformers"))
 

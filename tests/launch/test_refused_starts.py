@@ -291,7 +291,7 @@ def test_a_training_on_stored_rows_refuses_what_it_would_die_of(
 def test_the_method_of_an_opened_run_refuses_it_too(at_desk: Path, tmp_path: Path) -> None:
     run = ludic.Run(create_root(str(tmp_path / "run"), "no_tools", env=("env.py:EnvWithTool",)))
     with pytest.raises(ConfigError, match=r"EnvWithTool: no_tools: the chat template does not show"):
-        run.launch(num_steps=1, trust_code=True)
+        run.run(num_steps=1, trust_code=True)
     assert not (tmp_path / "run" / "attempts").exists()
 
 

@@ -372,7 +372,7 @@ def test_a_run_records_its_factors_and_samples_trains_evaluates_and_refers_with_
         accept_incomplete=True, max_sequence_tokens=longest,
     )  # fmt: skip
     assert json.loads(run.root.read("run.json"))["longrope"] == longrope
-    run.work(2)
+    run.worker(2)
     run.train(device="cpu", dtype="float32", num_steps=1, reference=model, kl_weight=0.1, rollout_timeout_s=9.0)
     ((sampler_kl, reference_kl, longest_row),) = query(
         run.root,
@@ -383,7 +383,7 @@ def test_a_run_records_its_factors_and_samples_trains_evaluates_and_refers_with_
     assert abs(reference_kl) < 1e-6
     assert (longest_row > 26) == (longrope == "long")  # of 13 to 20 tokens are prompts
     plain = with_factors(model, longrope)
-    run.evaluate(0, n=2, num_examples=2)
+    run.eval(0, n=2, num_examples=2)
     for tokens, logprobs in query(run.root, "select prompt_tokens || response_tokens, response_logprobs from evals"):
         found = logprobs_alone(plain, np.array(tokens))[-len(logprobs) :]
         np.testing.assert_allclose(logprobs, found.detach().numpy(), atol=1e-4)

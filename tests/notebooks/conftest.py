@@ -30,7 +30,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> ludic.Run:
     done = forks.ludic(*words, folder=folder)
     assert done.returncode == 0, done.stderr
     run = ludic.open(folder / "run")
-    run.evaluate("0,latest", num_examples=8, n=2)
+    run.eval("0,latest", num_examples=8, n=2)
     return run
 
 
@@ -71,7 +71,7 @@ def delegated(tmp_path_factory: pytest.TempPathFactory) -> ludic.Run:
     model = pipeline.model_beside(folder / "run", list(pipeline.demonstrations(30)))
     settings = {"sub_agents": ("helper",), "group_size": 8, "max_tokens": 200}
     run = ludic.create(folder / "run", model=model, env="errands", **settings)
-    run.work(num_groups=4, engine=Errand)
+    run.worker(num_groups=4, engine=Errand)
     return run
 
 

@@ -117,7 +117,7 @@ def test_the_snippet_runs_as_written(folder: Path) -> None:
     run = ludic.open(folder / "runs" / "mine")
     steps = run.sql("select step, count(*) as n from batches where used group by step order by step")
     assert steps.to_dicts() == [{"step": 1, "n": 4}, {"step": 2, "n": 4}]
-    assert set(run.evaluation().frame("samples")["policy_version"]) == {0, 2}
+    assert set(run.eval(stored=True).frame("samples")["policy_version"]) == {0, 2}
     assert run.verify().findings == []
     check_that_only_the_script_started_a_run(folder)
 
@@ -140,7 +140,7 @@ def test_with_a_main_part_and_in_the_background_it_goes_on_after_the_script(fold
         assert "ludic: " not in log.read_text()
         time.sleep(0.2)
     run = ludic.open(folder / "runs" / "mine")
-    assert set(run.evaluation().frame("samples")["policy_version"]) == {0, 2}
+    assert set(run.eval(stored=True).frame("samples")["policy_version"]) == {0, 2}
     check_that_only_the_script_started_a_run(folder)
 
 

@@ -1,13 +1,15 @@
 """Operations: one function is a method, a command with flags and help, and a line of docs."""
 
+import inspect
 import io
 import json
+import keyword
 import re
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,14 +20,17 @@ from forks import Forked
 from tiny_runs import create_root, make_model
 
 import ludic
-from ludic.cli import commands, docs, main
-from ludic.cli.commands import COMMANDS, Command
+from ludic import operations
+from ludic.cli import docs, main
+from ludic.cli.commands import COMMANDS, GONE
+from ludic.cli.completion import completion
+from ludic.cli.settings import settings_of_command
 from ludic.defaults import Track, untracked
 from ludic.errors import ConfigError, LudicError, ModelError
-from ludic.operations import keep
+from ludic.operations.operation import Methods, operation
 from ludic.results import FORMATS, Frame, Part, Result
 from ludic.row_files import to_plain
-from ludic.settings import Range, is_operation, operation
+from ludic.settings import Range, is_operation
 
 if TYPE_CHECKING:
     from ludic.operations.run import Run
@@ -51,28 +56,25 @@ class Slept(Result):
         yield f"slept {self.hours:g} hours in {self.root}"
 
 
-@operation(bed=Bed)
-def nap(
-    run: "Run", hours: Annotated[float, Range(0, 12)] = 1.0, *, track: Track = untracked, **settings: Any
-) -> "Slept":
-    """Let a run sleep. It is not stored.
-
-    Args:
-        hours: How long.
-    """
-    dreams = [{"title": title, "size_bytes": 12_345} for title in track(["sheep"], 1, "dreams")]
-    return Slept(root=run.url, hours=hours, bed=Bed(**settings), dreams=dreams)
-
-
 @pytest.fixture
-def with_nap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep, "nap", nap, raising=False)
-    monkeypatch.setattr(ludic.Run, "nap", nap, raising=False)
-    table = {**COMMANDS, "nap": Command("operations.keep:nap")}
-    for module in (main, docs):
-        monkeypatch.setattr(module, "COMMANDS", table)
-    groups = {**commands.GROUPS, "Keep": {**commands.GROUPS["Keep"], "nap": table["nap"]}}
-    monkeypatch.setattr(main, "GROUPS", groups)
+def nap() -> Iterator[Callable[..., Any]]:
+    """One decorated function: all that a new operation is."""
+
+    @operation(group="Keep", bed=Bed)
+    def nap(
+        run: "Run", hours: Annotated[float, Range(0, 12)] = 1.0, *, track: Track = untracked, **settings: Any
+    ) -> "Slept":
+        """Let a run sleep. It is not stored.
+
+        Args:
+            hours: How long.
+        """
+        dreams = [{"title": title, "size_bytes": 12_345} for title in track(["sheep"], 1, "dreams")]
+        return Slept(root=run.url, hours=hours, bed=Bed(**settings), dreams=dreams)
+
+    yield nap
+    del COMMANDS["nap"]
+    delattr(Methods, "nap")
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def ludic_command(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, 
 
 
 def test_one_function_is_a_method_a_command_and_a_line_of_docs(
-    with_nap: None, root: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    nap: Callable[..., Any], root: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     slept = ludic.open(root).nap(2, hardness=3)  # type: ignore[attr-defined]
     assert (slept.hours, slept.bed.hardness) == (2, 3)
@@ -118,13 +120,51 @@ def test_one_function_is_a_method_a_command_and_a_line_of_docs(
     assert "## ludic nap\n\nLet a run sleep. It is not stored." in page
     assert "| `hours` | a number, 0 to 12 | 1.0 | How long. |" in page
     assert "| `hardness` | a whole number, 1 to 5 | 2 |  |" in page
-    assert re.search(r"class NapSettings\(BedValues, total=False\):", docs.typed())
+    assert re.search(r"class NapSettings\(BedValues, total=False\):", docs.typed_stub())
+    assert "    nap = test_operations.nap\n" in docs.methods_stub()
+    assert "nap" in completion("bash")
 
 
-def test_every_command_is_an_operation_that_says_what_it_does() -> None:
+def test_command_and_method_are_one_word_and_one_function() -> None:
+    methods = {name: inspect.unwrap(each) for name, each in vars(Methods).items() if is_operation(each)}
     for name, command in COMMANDS.items():
-        assert is_operation(command.load()), name
+        assert is_operation(command.operation), name
         assert len(command.about) > 10, name
+        word = name.replace("-", "_")
+        method = methods.get(f"{word}_" if keyword.iskeyword(word) else word)
+        assert method is (inspect.unwrap(command.operation) if takes_a_run(command.operation) else None), name
+    # Those without a command: a mark on a rollout from a notebook, and the workers on a Ray cluster.
+    commands = {inspect.unwrap(command.operation) for command in COMMANDS.values()}
+    assert sorted(name for name, each in methods.items() if each not in commands) == ["label", "scale"]
+
+
+def takes_a_run(function: Callable[..., Any]) -> bool:
+    return next(iter(inspect.signature(function).parameters), "") == "run"
+
+
+def test_all_modules_with_commands_or_methods_are_imported() -> None:
+    folder = Path(str(operations.__file__)).parent
+    found = {
+        path.stem for path in folder.glob("*.py") if re.search(r"^ *group=|\(group=", path.read_text(), re.MULTILINE)
+    }
+    assert found - {"operation"} == {*operations.MODULES}
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_command_of_older_versions_names_its_successor(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ludic_command(capsys, *name.split(), "root") == (2, "", f"ludic: ludic {name}: this is now `{GONE[name]}`\n")
+    words = GONE[name].split()
+    known = [each.flag for each in settings_of_command(COMMANDS[words[1]].operation)]
+    assert [word for word in words if word.startswith("--") and word not in known] == []
+
+
+def test_a_method_of_older_versions_names_its_successor(root: str) -> None:
+    run = ludic.open(root)
+    for name, said in {"launch": "Run.run", "work": "Run.worker", "stats": r"Run.watch\(once=True\).totals"}.items():
+        with pytest.raises(AttributeError, match=f"^'Run' has no attribute '{name}'; it is now {said}$"):
+            getattr(run, name)
+    with pytest.raises(AttributeError, match=r"^'Run' has no attribute 'wrk'$"):
+        run.wrk  # type: ignore[attr-defined] # noqa: B018
 
 
 WRONG = """
@@ -132,7 +172,8 @@ import ludic
 run = ludic.open("x")
 run.expire(keep_version=3)
 run.train(learnin_rate=1e-3)
-run.evaluate(0, num_examples="x")
+run.eval(0, num_examples="x")
+run.launch()
 """
 
 
@@ -145,7 +186,8 @@ def test_a_type_checker_finds_a_wrong_setting(tmp_path: Path) -> None:
     assert 'Unexpected keyword argument "keep_version"; did you mean "keep_versions"?' in said
     assert 'Unexpected keyword argument "learnin_rate"; did you mean "learning_rate"?' in said
     assert 'Argument "num_examples" has incompatible type "str"; expected "int"' in said
-    assert "Found 3 errors" in said
+    assert '"Run" has no attribute "launch"' in said
+    assert "Found 4 errors" in said
 
 
 def test_wrong_arguments_are_named_as_python_does_and_switches_are_checked(root: str) -> None:
@@ -155,10 +197,10 @@ def test_wrong_arguments_are_named_as_python_does_and_switches_are_checked(root:
     with pytest.raises(ConfigError, match="repair is 'yes', wanted true or false"):
         run.verify(repair="yes")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="frame 'x' is unknown; there are folders"):
-        run.stats().frame("x")
+        run.watch(once=True).totals.frame("x")
 
 
-def test_numbers_of_numpy_become_whole_numbers(root: str) -> None:
+def test_numbers_of_numpy_become_whole_numbers(root: str, nap: Callable[..., Any]) -> None:
     assert type(nap(ludic.open(root), np.float32(2)).hours) is float
 
 
@@ -193,7 +235,7 @@ def test_a_command_that_serves_ends_well_when_it_is_told_to_stop(root: str, tmp_
 
 
 def test_figures_of_a_state_are_plain_and_name_no_filesystem(root: str) -> None:
-    figures = ludic.open(root).status().to_dict()
+    figures = ludic.open(root).watch(once=True).to_dict()
     assert json.loads(json.dumps(to_plain(figures)))["root"] == root
 
 

@@ -90,7 +90,8 @@ def test_failures_are_stored_and_counted_and_tried_again_only_if_asked(run, writ
     assert (again.num_failed, again.num_done_before) == (3, 5)
     assert run.sql("select count(*), (select count(*) from scores) from all_scores").rows() == [(11, 8)]
     assert not run.verify().findings
-    assert run.stats().scores.select("scorer", "name", "num_scores", "num_failed", "value_mean").rows() == [
+    scores = run.watch(once=True).totals.scores
+    assert scores.select("scorer", "name", "num_scores", "num_failed", "value_mean").rows() == [
         ("mine", "score", 5, 3, 1.4)  # (1/1 + 1/0.5 + 1/0.5 + 1/1 + 1/1) / 5
     ]
 

@@ -1,4 +1,4 @@
-"""The lines of `ludic show` about code: all scorers of a rollout are named."""
+"""The lines of `ludic view --text` about code: all scorers of a rollout are named."""
 
 from typing import Any
 

@@ -68,7 +68,7 @@ def of_screens(root: Root) -> str:
 
 
 def of_measure(root: Root) -> str:
-    return str(ludic.open(root.url).evaluation(measures=["ends"]).to_dict()["measures"])
+    return str(ludic.open(root.url).eval(stored=True, measures=["ends"]).to_dict()["measures"])
 
 
 SEEN: Mapping[str, Callable[[Root], str]] = {

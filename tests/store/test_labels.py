@@ -86,4 +86,4 @@ def test_labels_stay_when_their_rollouts_expire_or_are_compacted(labelled):
     run.expire(where="true", break_resume=True, break_replay=True)
     assert run.sql("select count(*) from rollouts").item() == 0
     assert run.sql("select value, note from labels").rows() == [(1.0, "first")]
-    assert "labels" in run.stats().folders["folder"].to_list()
+    assert "labels" in run.watch(once=True).totals.folders["folder"].to_list()

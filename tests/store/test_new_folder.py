@@ -73,7 +73,7 @@ assert found["naps/w1-b-0.parquet"] == "holds rows that belong in naps/w0-a-0.pa
 assert "naps/of me.txt" in found
 root.put("naps/w0-a-1.parquet", root.read(NAPS.name(first))[:-9])
 assert "naps/w0-a-1.parquet" in {each.where for each in run.verify().findings}
-assert run.stats().facts["folders"]["naps"]["num_files"] == 3
+assert run.watch(once=True).totals.facts["folders"]["naps"]["num_files"] == 3
 
 assert run.expire(folder="naps", older_than="7d").files.keys() == {"naps/w0-a-0.parquet", "naps/w1-b-0.parquet"}
 assert NAPS.listed(root) == [SequenceName("w0-a", 1)]

@@ -139,7 +139,7 @@ TRAIN: dict[str, Any] = {"device": "cpu", "rollout_timeout_s": 30.0, "keep_token
 def stored(tmp_path_factory: pytest.TempPathFactory, folder: str) -> ludic.Run:
     """A run with a batch of rollouts and the mask that it keeps by default; not to be changed."""
     run = ludic.create(str(tmp_path_factory.mktemp("stored") / "run"), model=folder, accept_incomplete=True, **RUN)
-    run.work(2)
+    run.worker(2)
     return run
 
 
@@ -161,14 +161,14 @@ def test_a_runs_first_ratios_are_1_with_the_mask_that_it_keeps_by_default(
 @pytest.mark.slow
 def test_without_the_mask_the_first_ratios_are_biased_below_1(tmp_path: Path, folder: str, caplog):
     run = ludic.create(str(tmp_path / "run"), model=folder, keep_sampling_mask=False, accept_incomplete=True, **RUN)
-    run.work(2)
+    run.worker(2)
     run.train(**TRAIN)
     ((k1, high),) = query(run.root, "select sampler_kl_k1, ratio_p99 from metrics where kind = 'train'")
     assert k1 > 0.1
     assert high < 1.01
     assert "top_k is 5, and the tokens that were kept are not stored: the trainer takes its logprobs" in caplog.text
     assert query(run.root, "select count(kept_tokens) from rollouts") == [(0,)]
-    text = [diagnostic.text for diagnostic in run.status().diagnostics()]
+    text = [diagnostic.text for diagnostic in run.watch(once=True).diagnostics()]
     assert any(text_.startswith("top_k is 5") for text_ in text)
 
 

@@ -140,7 +140,7 @@ TRAIN: dict[str, Any] = {"device": "cpu", "rollout_timeout_s": 30.0, "dtype": "b
 def stored(tmp_path_factory: pytest.TempPathFactory, mixture: str) -> ludic.Run:
     """A run with a batch of rollouts and their experts; not to be changed."""
     run = ludic.create(str(tmp_path_factory.mktemp("stored") / "run"), model=mixture, keep_experts=True, **RUN)
-    run.work(4)
+    run.worker(4)
     return run
 
 
@@ -191,7 +191,7 @@ def replayed(root: Root, folder: Path, **settings: Any) -> Root:
 @pytest.mark.slow
 def test_a_replay_of_a_run_sends_tokens_to_the_same_experts_to_the_bit(tmp_path: Path, mixture: str):
     run = ludic.create(str(tmp_path / "run"), model=mixture, keep_experts=True, **RUN)
-    run.work(8)
+    run.worker(8)
     run.train(**TRAIN | {"num_steps": 2}, learning_rate=1e-2)
     again = replayed(run.root, tmp_path / "again")
     assert weights_of(again) == weights_of(run.root)
@@ -210,7 +210,7 @@ def test_offline_training_replays_experts_if_it_is_told_to(tmp_path: Path, mixtu
     with pytest.raises(ModelError, match="has no experts to keep or replay"):
         other.train(**TRAIN | offline | {"num_steps": 2, "replay_experts": True})
     mixed = ludic.create(str(tmp_path / "mixed"), model=mixture, **RUN)
-    mixed.work(1)
+    mixed.worker(1)
     assert query(mixed.root, "select count(experts), count(*) from rollouts") == [(0, 4)]
     mixed.train(**TRAIN | offline | {"replay_experts": True})
     assert query(mixed.root, "select experts_changed > 0 from metrics where kind = 'train'") == [(True,)]

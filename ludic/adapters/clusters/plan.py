@@ -166,7 +166,7 @@ def make_plan(
     """Plan a run's processes. Raises ConfigError if the settings do not fit the system or the run."""
     system.check(cluster)
     if config.batch.is_stored:
-        raise ConfigError("`ludic launch` starts workers, which offline training and replays do not use")
+        raise ConfigError("`ludic cluster` starts workers, which offline training and replays do not use")
     if root.is_local and not system.sees_folders:
         raise ConfigError(
             f"{root.url} is a folder, which machines of {system.name} do not see; create the run in a bucket"
@@ -177,7 +177,7 @@ def make_plan(
     secrets = list(secrets_of({**asdict(engine), **config.flat(), "setup": shell, "variable": [cluster.variables]}))
     if secrets:
         raise ConfigError(
-            f"{secrets[0]} is or holds a secret, and `ludic launch` writes none into a file; leave it out, and set an "
+            f"{secrets[0]} is or holds a secret, and `ludic cluster` writes none into a file; leave it out, and set an "
             "environment variable where the processes run"
         )
     of_engine = _differing(asdict(engine), asdict(EngineConfig()))

@@ -89,7 +89,7 @@ class TurnChannel:
         """Ask the agent to reply to what it was told. Raises RuntimeError if the tools are not those of before."""
         if self.tools not in (None, tuple(tools)):
             raise RuntimeError(
-                "the environment changed its tools within an episode; ludic shows them once, at its start"
+                "the environment changed its tools within an episode; ludic view --texts them once, at its start"
             )
         self.tools = tuple(tools)
         self._reply = asyncio.get_running_loop().create_future()

@@ -464,7 +464,7 @@ def evaluation_section(
 def comparison_section(
     connections: Connections, root: Root, sides: Sequence[str], config: MeasureConfig
 ) -> dict[str, Any]:
-    """Compare sides in pairs, with the defaults of `ludic eval compare`. Raises ConfigError.
+    """Compare sides in pairs, with the defaults of `ludic compare`. Raises ConfigError.
 
     Each row has its facts, and the examples that gained and lost most.
     """
@@ -576,7 +576,7 @@ def _first_and_last(messages: Sequence[MessageValues]) -> list[MessageValues]:
     shown = [_short(message) for message in messages]
     if len(shown) <= _MOST_MESSAGES:
         return shown
-    left_out = f"{len(shown) - 2 * half:,} messages left out; `ludic show` prints them"
+    left_out = f"{len(shown) - 2 * half:,} messages left out; `ludic view --text` prints them"
     return [*shown[:half], {"role": "", "name": None, "content": left_out, "calls": []}, *shown[-half:]]
 
 
@@ -597,5 +597,5 @@ def shorten(text: str | None) -> str:
     half = _MOST_CHARACTERS // 2
     if len(text) <= 2 * half:
         return text
-    left_out = f"… {len(text) - 2 * half:,} characters left out; `ludic show ID --full` prints them …"
+    left_out = f"… {len(text) - 2 * half:,} characters left out; `ludic view ROOT ID --full` prints them …"
     return f"{text[:half]}\n{left_out}\n{text[-half:]}"

@@ -47,10 +47,18 @@ def view_run(root: Root, options: ViewOptions) -> None:
         path = local_path(fspath(options.picture), "picture")
         path.write_text(asyncio.run(draw(app)), encoding="utf-8")
         return
-    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)) and _IN_BROWSER not in os.environ:
-        raise ConfigError("the viewer needs a terminal; `ludic show` and `ludic sql` print to files and pipes")
+    if not has_terminal():
+        said = f"`ludic view {root.url} ID` and `ludic sql` print to files and pipes"
+        raise ConfigError(f"the viewer needs a terminal; {said}")
     with app.showing_warnings():
         app.run()
+
+
+def has_terminal() -> bool:
+    """Return whether the viewer can open: in a terminal, or as the process of a page in a browser."""
+    return _IN_BROWSER in os.environ or all(
+        stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
+    )
 
 
 async def draw(app: "ViewApp", *keys: str) -> str:

@@ -1,4 +1,4 @@
-"""What `ludic launch` writes: Bash and the tools' own schemas accept it, and its commands are ones that ludic has.
+"""What `ludic cluster` writes: Bash and the tools' own schemas accept it, and its commands are ones that ludic has.
 
 The scripts run here with stand-ins for Slurm's commands, which note how they were called.
 """
@@ -37,8 +37,8 @@ from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.launch.config import ClusterConfig
 from ludic.launch.process import stop_variables
-from ludic.operations.machines import serve, write_cluster_files
-from ludic.operations.start import trainer, worker
+from ludic.operations import machines
+from ludic.operations.start import train, worker
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt, start_attempt
 from ludic.training.config import TrainConfig
@@ -95,7 +95,7 @@ def check_command(words: list[str], url: str) -> None:
         settings = parsed(worker, root, *flags)
         assert (settings.engine, settings.worker.slot in (0, 1, 2)) == (ENGINE, True)
     else:
-        assert parsed(trainer, root, *flags).train == TRAIN
+        assert parsed(train, root, *flags).train == TRAIN
 
 
 def run_with_stand_ins(script: str, folder: Path, **answers: str) -> list[list[str]]:
@@ -363,7 +363,7 @@ def test_a_server_runs_beside_each_worker_and_has_the_options_of_vllm(root: Root
         plan = make_plan(root, systems.SLURM, TRAIN, ENGINE, replace(SLURM, serve=True))
         text = "\n".join(write(replace(plan, cluster=replace(cluster, serve=True))).values())
         assert "serve" in text
-    assert parsed(serve, root.url, "--port", "8000", *plan.serve_flags).serve.tensor_parallel == 2
+    assert parsed(machines.serve, root.url, "--port", "8000", *plan.serve_flags).serve.tensor_parallel == 2
     settings = parsed(worker, root.url, *shlex.split(plan.worker_command("1"))[3:])
     assert (settings.engine.engine, settings.engine.server_url) == ("server", ("http://127.0.0.1:8000",))
     assert settings.engine.tensor_parallel == 1
@@ -409,7 +409,7 @@ def test_a_trainer_elsewhere_goes_over_to_another_objective(root: Root) -> None:
 
 @pytest.mark.slow
 def test_the_command_writes_files_once_and_says_what_starts_them(root: Root, tmp_path: Path) -> None:
-    args = ["launch", "slurm", root.url, "--out", "jobs", "--workers", "2"]
+    args = ["cluster", root.url, "slurm", "--out", "jobs", "--workers", "2"]
     said = forks.ludic(*args, "--num-steps", "7", folder=tmp_path)
     assert said.returncode == 0, said.stderr
     names = sorted(path.name for path in (tmp_path / "jobs").iterdir())
@@ -422,6 +422,6 @@ def test_the_command_writes_files_once_and_says_what_starts_them(root: Root, tmp
 
 def test_the_flags_of_the_command_are_the_settings(root: Root) -> None:
     flags = ["--image", "me/ludic:1", "--num-steps", "9", "--tensor-parallel", "2", "--algorithm", "dapo"]
-    settings = parsed(write_cluster_files, "kubernetes", root.url, *flags)
+    settings = parsed(machines.cluster, root.url, "kubernetes", *flags)
     assert (settings.system, settings.root, settings.cluster.image) == ("kubernetes", root.url, "me/ludic:1")
     assert (settings.train.num_steps, settings.engine.tensor_parallel, settings.algorithm) == (9, 2, "dapo")

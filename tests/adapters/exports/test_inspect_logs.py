@@ -1,4 +1,4 @@
-"""Evaluations as logs of inspect_ai: its own readers open them and find the numbers of `run.evaluation`."""
+"""Evaluations as logs of inspect_ai: its own readers open them and find the numbers of `run.eval`."""
 
 import itertools
 import math
@@ -93,7 +93,7 @@ def test_a_failed_sample_is_kept_with_its_error_and_no_reward(logs: Path):
 
 
 def test_a_metric_says_its_interval(run: ludic.Run, logs: Path, tmp_path: Path):
-    (row,) = run.evaluation(3, measures=["success_rate"]).measures.to_dicts()
+    (row,) = run.eval(3, stored=True, measures=["success_rate"]).measures.to_dicts()
     metric = read(logs).results.scores[0].metrics["success_rate"]
     assert metric.metadata == {"interval": "korn_graubard", "low": row["low"], "high": row["high"]}
     assert read(logs).results.scores[0].metrics["response_length"].metadata == {"interval": "too few examples"}
@@ -104,7 +104,7 @@ def test_inspects_dataframes_have_the_numbers_of_the_evaluation(run: ludic.Run, 
     from inspect_ai.analysis import evals_df, samples_df
 
     (row,) = evals_df(str(logs)).query("task_name == 'addition'").to_dict("records")
-    measures = {each["measure"]: each for each in run.evaluation(3).measures.to_dicts()}
+    measures = {each["measure"]: each for each in run.eval(3, stored=True).measures.to_dicts()}
     # ((1 + 0) / 2 + .5 + (.25 + 1) / 2) / 3: each example counts once, with its samples that were scored
     assert row["score_headline_value"] == pytest.approx(3.25 / 6)
     for name, column in {"mean_reward": "mean", "pass_at_k": "pass_at_k", "success_rate": "success_rate"}.items():
@@ -114,7 +114,7 @@ def test_inspects_dataframes_have_the_numbers_of_the_evaluation(run: ludic.Run, 
     samples = samples_df(str(logs))
     samples = samples[samples["log"].str.contains("addition_v3")]
     rewards = samples["score_reward"].dropna().to_list()
-    counts = run.evaluation(3).samples.to_dicts()[0]
+    counts = run.eval(3, stored=True).samples.to_dicts()[0]
     assert (len(samples), len(samples) - len(rewards)) == (counts["num_samples"], counts["num_unscored"])
     of_examples = samples.groupby("id")["score_reward"].mean()
     assert of_examples.mean() == pytest.approx(measures["mean_reward"]["estimate"])

@@ -69,7 +69,7 @@ def test_lm_eval_an_empty_answer_is_the_end_token_and_counts(run: ludic.Run):
     run.import_(GENERATED, "lm-eval")
     (row,) = [row for row in run.sql(QUERY).to_dicts() if row["answer"] == ""]
     assert len(row["response_tokens"]) == 1
-    (mean,) = [row for row in run.evaluation().measures.to_dicts() if row["measure"] == "mean_reward"]
+    (mean,) = [row for row in run.eval(stored=True).measures.to_dicts() if row["measure"] == "mean_reward"]
     assert mean["estimate"] == pytest.approx(1 / 3)  # what lm_eval reports as exact_match,strict-match
 
 
@@ -96,7 +96,7 @@ def test_lm_eval_is_compared_in_pairs_with_our_own_samples(run: ludic.Run, tmp_p
 def test_files_of_two_tasks_or_models_are_evaluations_of_their_own(run: ludic.Run, tmp_path: Path):
     other = [record | {"exact_match": 1.0} for record in records(GENERATED)]
     run.import_([GENERATED, peers.write_lines(tmp_path / GENERATED.name, other)], "lm-eval", env="sums")
-    found = run.evaluation()
+    found = run.eval(stored=True)
     assert found.samples["num_samples"].to_list() == [3, 3]
     means = [row["estimate"] for row in found.measures.to_dicts() if row["measure"] == "mean_reward"]
     assert sorted(means) == [pytest.approx(1 / 3), 1.0]
@@ -148,7 +148,7 @@ def test_a_sample_that_is_not_scored_is_kept_without_a_reward(run: ludic.Run, tm
     (report,) = run.import_(peers.write_lines(tmp_path / GENERATED.name, lines), "lm-eval")
     assert rewards(run) == [("0", None), ("1", None), ("2", 0.5)]
     assert report.num_unscored == 2
-    assert run.evaluation().samples["num_unscored"].item() == 2
+    assert run.eval(stored=True).samples["num_unscored"].item() == 2
 
 
 def test_a_file_without_a_usable_line_leaves_nothing(run: ludic.Run, tmp_path: Path):
@@ -193,7 +193,7 @@ def test_lighteval_a_row_is_a_sample_with_its_metrics(run: ludic.Run):
     assert [row["answer"] for row in rows] == ["The answer is 2", "6", ""]
     assert [dict(row["scores"]) for row in rows] == [{"length": 15.0}, {"length": 1.0}, {"length": 0.0}]
     assert {row["env_name"] for row in rows} == {"sums|0"}
-    (counts,) = run.evaluation().samples.to_dicts()
+    (counts,) = run.eval(stored=True).samples.to_dicts()
     assert (counts["num_samples"], counts["num_unscored"]) == (3, 1)
     assert run.sql("select wanted from evals order by env_example_id")["wanted"].to_list() == ["2", "5", "8"]
 

@@ -98,14 +98,14 @@ def test_a_log_of_inspect_reads_back_with_its_scores(run: ludic.Run, written: tu
 
 def test_failed_samples_are_shown_and_a_second_import_changes_nothing(run: ludic.Run, written: tuple[Path, list[Any]]):
     run.import_(written[0], "inspect")
-    found = run.evaluation()
+    found = run.eval(stored=True)
     (counts,) = found.samples.to_dicts()
     assert (counts["num_samples"], counts["num_unscored"], counts["num_failed"]) == (6, 2, 2)
     (mean,) = [row for row in found.measures.to_dicts() if row["measure"] == "mean_reward"]
     assert (mean["estimate"], mean["num_missing"]) == (0.5, 2)
     (again,) = run.import_(written[0], "inspect")
     assert again.was_there
-    assert run.evaluation().samples.equals(found.samples)
+    assert run.eval(stored=True).samples.equals(found.samples)
 
 
 def test_messages_are_those_of_the_sample(run: ludic.Run, written: tuple[Path, list[Any]]):
@@ -134,7 +134,7 @@ def test_two_logs_in_one_root_are_two_evaluations(run: ludic.Run, tmp_path: Path
         written[0], tmp_path / "other.eval", lambda name, data: data.replace(b"mockllm/model", b"mockllm/other")
     )
     run.import_([written[0], other], "inspect")
-    assert run.evaluation().samples["num_samples"].to_list() == [6, 6]
+    assert run.eval(stored=True).samples["num_samples"].to_list() == [6, 6]
 
 
 def test_what_ludic_wrote_comes_back_with_version_rewards_and_agents(run: ludic.Run, tmp_path: Path):
@@ -146,7 +146,7 @@ def test_what_ludic_wrote_comes_back_with_version_rewards_and_agents(run: ludic.
     copy = start(tmp_path / "copy", run.root.record.model)
     copy.import_(list((tmp_path / "logs").glob("*.eval")), "inspect")
     same = ["policy_version", "env_name", "num_examples", "num_samples", "num_unscored", "num_failed"]
-    assert copy.evaluation().samples.select(same).equals(run.evaluation().samples.select(same))
+    assert copy.eval(stored=True).samples.select(same).equals(run.eval(stored=True).samples.select(same))
     columns = "env_example_id, policy_version, episode_reward, reward_components, agent_id, error"
     query = f"select {columns} from evals order by all"  # noqa: S608
     assert copy.sql(query).equals(run.sql(query))
@@ -154,7 +154,7 @@ def test_what_ludic_wrote_comes_back_with_version_rewards_and_agents(run: ludic.
 
 def test_env_names_the_environment_instead_of_the_task(run: ludic.Run, written: tuple[Path, list[Any]]):
     run.import_(written[0], "inspect", env="addition")
-    assert run.evaluation().samples["env_name"].to_list() == ["addition"]
+    assert run.eval(stored=True).samples["env_name"].to_list() == ["addition"]
 
 
 # --- Hostile files ---------------------------------------------------------------------------------------

@@ -3,19 +3,13 @@
 Written by `make format` from the dataclasses of the settings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
-if TYPE_CHECKING:
-    from ludic.training.config import Cispo, Dpo, Dppo, Gmpo, Gspo, Ipo, Orpo, PpoClip, Reinforce, Sapo, Sft, Vespo
-
+from ludic.training.config import Cispo, Dpo, Dppo, Gmpo, Gspo, Ipo, Orpo, PpoClip, Reinforce, Sapo, Sft, Vespo
 
 class RunConfigValues(TypedDict, total=False):
-    model: str
-    env: Sequence[str]
     env_options: Mapping[str, Any]
     group_size: int
     close_groups_at: int | None
@@ -49,7 +43,6 @@ class RunConfigValues(TypedDict, total=False):
     float32_head: bool
     seed: int
     extra_columns: Mapping[str, str]
-
 
 class TrainConfigValues(TypedDict, total=False):
     num_steps: int
@@ -152,20 +145,16 @@ class TrainConfigValues(TypedDict, total=False):
     lease_s: float
     keep_token_stats: bool
 
-
 class CodeSettingsValues(TypedDict, total=False):
     trust_code: bool
     update_code: bool
 
-
 class EngineConfigValues(TypedDict, total=False):
-    engine: str
     max_batch: int
     tensor_parallel: int
     gpu_memory: float | None
     server_url: Sequence[str]
     engine_options: Mapping[str, Any]
-
 
 class LaunchConfigValues(TypedDict, total=False):
     in_flight: int | None
@@ -182,95 +171,12 @@ class LaunchConfigValues(TypedDict, total=False):
     stop_within_s: int
     launcher: str
 
-
 class MeasureConfigValues(TypedDict, total=False):
     measures: Sequence[str]
     params: Mapping[str, Any]
     confidence: float
 
-
-class ExpiryRuleValues(TypedDict, total=False):
-    folder: str
-    keep_versions: int | None
-    before: int | None
-    older_than: str | None
-    where: str | None
-
-
-class ServeConfigValues(TypedDict, total=False):
-    host: str
-    port: int
-    max_batch: int
-    tensor_parallel: int
-    gpu_memory: float | None
-    engine_options: Mapping[str, Any]
-
-
-class WorkerConfigValues(TypedDict, total=False):
-    in_flight: int | None
-    swap: Literal["token", "completion", "episode"]
-    env_timeout_s: float | None
-    episode_timeout_s: float | None
-    slot: int | None
-    num_groups: int | None
-    follow_budget: bool
-
-
-class CheckSettings(
-    RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False
-):
-    """Settings of `start.check`."""
-
-
-class ClusterFilesSettings(TrainConfigValues, total=False):
-    """Settings of `machines.cluster_files`."""
-
-
-class CompareSettings(MeasureConfigValues, total=False):
-    """Settings of `evaluations.compare`."""
-
-
-class CreateSettings(CodeSettingsValues, total=False):
-    """Settings of `create.create`."""
-
-    env_options: Mapping[str, Any]
-    group_size: int
-    close_groups_at: int | None
-    groups_per_batch: int
-    steps_per_version: int
-    batches_ahead: int | None
-    num_workers: int
-    temperature: float
-    top_p: float
-    top_k: int | None
-    max_tokens: int
-    keep_sampling_mask: bool | None
-    keep_experts: bool
-    sweep: Mapping[str, Any]
-    curriculum: int | None
-    accept_incomplete: bool
-    max_steps: int | None
-    max_sequence_tokens: int | None
-    longrope: Literal["short", "long"] | None
-    max_observation_characters: int | None
-    parser: str
-    format_reward: float
-    context: str
-    tools: Sequence[str]
-    tool_format: str | None
-    protocol: str | None
-    sub_agents: Sequence[str]
-    max_depth: int
-    max_children: int
-    max_child_tokens: int | None
-    float32_head: bool
-    seed: int
-    extra_columns: Mapping[str, str]
-
-
-class EvaluateSettings(MeasureConfigValues, CodeSettingsValues, total=False):
-    """Settings of `evaluations.evaluate`."""
-
+class EvalConfigValues(TypedDict, total=False):
     every: int | None
     until_step: int | None
     env: Sequence[str]
@@ -296,18 +202,14 @@ class EvaluateSettings(MeasureConfigValues, CodeSettingsValues, total=False):
     env_timeout_s: float | None
     episode_timeout_s: float | None
 
+class ExpiryRuleValues(TypedDict, total=False):
+    folder: str
+    keep_versions: int | None
+    before: int | None
+    older_than: str | None
+    where: str | None
 
-class EvaluationSettings(MeasureConfigValues, total=False):
-    """Settings of `evaluations.evaluation`."""
-
-
-class ExpireSettings(ExpiryRuleValues, total=False):
-    """Settings of `keep.expire`."""
-
-
-class ExportSettings(TypedDict, total=False):
-    """Settings of `exchange.export`."""
-
+class ExportOptionsValues(TypedDict, total=False):
     table: Literal["rollouts", "evals"]
     where: str | None
     sql: str | None
@@ -315,69 +217,7 @@ class ExportSettings(TypedDict, total=False):
     version: int | None
     model: str | None
 
-
-class FitSettings(TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False):
-    """Settings of `fit.fit`."""
-
-    env: Sequence[str]
-    env_options: Mapping[str, Any]
-    group_size: int
-    close_groups_at: int | None
-    groups_per_batch: int
-    steps_per_version: int
-    batches_ahead: int | None
-    num_workers: int
-    temperature: float
-    top_p: float
-    top_k: int | None
-    max_tokens: int
-    keep_sampling_mask: bool | None
-    keep_experts: bool
-    sweep: Mapping[str, Any]
-    curriculum: int | None
-    accept_incomplete: bool
-    max_steps: int | None
-    max_sequence_tokens: int | None
-    longrope: Literal["short", "long"] | None
-    max_observation_characters: int | None
-    parser: str
-    format_reward: float
-    context: str
-    tools: Sequence[str]
-    tool_format: str | None
-    protocol: str | None
-    sub_agents: Sequence[str]
-    max_depth: int
-    max_children: int
-    max_child_tokens: int | None
-    float32_head: bool
-    seed: int
-    extra_columns: Mapping[str, str]
-
-
-class LaunchSettings(TrainConfigValues, CodeSettingsValues, LaunchConfigValues, total=False):
-    """Settings of `start.launch`."""
-
-
-class PlanSettings(
-    RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False
-):
-    """Settings of `machines.plan`."""
-
-
-class ReportSettings(MeasureConfigValues, total=False):
-    """Settings of `look.report`."""
-
-
-class RunSettings(
-    RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False
-):
-    """Settings of `start.run`."""
-
-
-class SampleSettings(TypedDict, total=False):
-    """Settings of `look.sample`."""
-
+class QuestionValues(TypedDict, total=False):
     system: str | None
     temperature: float | None
     top_p: float | None
@@ -386,10 +226,7 @@ class SampleSettings(TypedDict, total=False):
     seed: int
     device: Literal["cpu", "cuda"] | None
 
-
-class ScoreSettings(TypedDict, total=False):
-    """Settings of `evaluations.score`."""
-
+class ScoreOptionsValues(TypedDict, total=False):
     scorer_options: Mapping[str, Any]
     name: str | None
     table: Literal["rollouts", "evals"]
@@ -407,22 +244,15 @@ class ScoreSettings(TypedDict, total=False):
     judge_input_price: float | None
     judge_output_price: float | None
 
+class ServeConfigValues(TypedDict, total=False):
+    host: str
+    port: int
+    max_batch: int
+    tensor_parallel: int
+    gpu_memory: float | None
+    engine_options: Mapping[str, Any]
 
-class ServeSettings(ServeConfigValues, total=False):
-    """Settings of `machines.serve`."""
-
-
-class TrainSettings(TrainConfigValues, CodeSettingsValues, total=False):
-    """Settings of `start.train`."""
-
-
-class TrainerSettings(TrainConfigValues, CodeSettingsValues, total=False):
-    """Settings of `start.trainer`."""
-
-
-class ViewSettings(TypedDict, total=False):
-    """Settings of `look.view`."""
-
+class ViewOptionsValues(TypedDict, total=False):
     author: str | None
     picture: str | PathLike[str] | None
     web: bool
@@ -430,10 +260,7 @@ class ViewSettings(TypedDict, total=False):
     host_names: Sequence[str]
     port: int
 
-
-class WorkSettings(CodeSettingsValues, total=False):
-    """Settings of `start.work`."""
-
+class WorkerConfigValues(TypedDict, total=False):
     in_flight: int | None
     swap: Literal["token", "completion", "episode"]
     env_timeout_s: float | None
@@ -441,14 +268,74 @@ class WorkSettings(CodeSettingsValues, total=False):
     slot: int | None
     follow_budget: bool
 
+class CheckSettings(
+    RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False
+):
+    """Settings of `start.check`."""
+
+    model: str
+    env: Sequence[str]
+
+class ClusterSettings(TrainConfigValues, EngineConfigValues, total=False):
+    """Settings of `machines.cluster`."""
+
+class CompareSettings(MeasureConfigValues, total=False):
+    """Settings of `evaluations.compare`."""
+
+class CreateSettings(RunConfigValues, CodeSettingsValues, total=False):
+    """Settings of `create.create`."""
+
+class EvalSettings(EvalConfigValues, MeasureConfigValues, CodeSettingsValues, total=False):
+    """Settings of `evaluations.eval_`."""
+
+class ExpireSettings(ExpiryRuleValues, total=False):
+    """Settings of `keep.expire`."""
+
+class ExportSettings(ExportOptionsValues, total=False):
+    """Settings of `exchange.export`."""
+
+class FitSettings(
+    RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False
+):
+    """Settings of `fit.fit`."""
+
+    env: Sequence[str]
+    engine: str
+
+class PlanSettings(
+    RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False
+):
+    """Settings of `machines.plan`."""
+
+    model: str
+    env: Sequence[str]
+    engine: str
+
+class ReportSettings(MeasureConfigValues, total=False):
+    """Settings of `look.report`."""
+
+class RunSettings(
+    RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False
+):
+    """Settings of `start.run`."""
+
+    model: str
+    env: Sequence[str]
+
+class SampleSettings(QuestionValues, total=False):
+    """Settings of `look.sample`."""
+
+class ScoreSettings(ScoreOptionsValues, total=False):
+    """Settings of `evaluations.score`."""
+
+class ServeSettings(ServeConfigValues, total=False):
+    """Settings of `machines.serve`."""
+
+class TrainSettings(TrainConfigValues, CodeSettingsValues, total=False):
+    """Settings of `start.train`."""
+
+class ViewSettings(ViewOptionsValues, total=False):
+    """Settings of `look.view`."""
 
 class WorkerSettings(WorkerConfigValues, CodeSettingsValues, EngineConfigValues, total=False):
     """Settings of `start.worker`."""
-
-
-class WriteClusterFilesSettings(TrainConfigValues, total=False):
-    """Settings of `machines.write_cluster_files`."""
-
-
-class WriteReportSettings(MeasureConfigValues, total=False):
-    """Settings of `look.write_report`."""
