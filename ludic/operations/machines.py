@@ -171,7 +171,7 @@ def cluster(
     out: Annotated[str | PathLike[str] | None, Role(first_page=True)] = None,
     **settings: Unpack["ClusterSettings"],
 ) -> "ClusterFiles":
-    """Make the files that start a run with Slurm, Kubernetes or SkyPilot (docs/launch.md).
+    """Make the files that start a run with Slurm or Kubernetes (docs/launch.md).
 
     Nothing is started. settings: fields of TrainConfig and EngineConfig. Raises ConfigError, also if a file is there
     already.
