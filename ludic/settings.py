@@ -368,10 +368,8 @@ def _settings_of_function(function: Any) -> tuple[Setting, ...]:
         if name == RUN and not takes_a_root(function):
             continue
         if name == RUN:
-            words = [
-                each for each in annotations(inspect.unwrap(function).__annotations__[RUN]) if isinstance(each, Shown)
-            ]
-            found.append(Setting("root", Annotated[str, words[0]] if words else ROOT, MISSING, function))
+            has_words = any(isinstance(each, Shown) for each in annotations(kind))
+            found.append(Setting("root", kind if has_words else ROOT, MISSING, function))
         elif kind is None or name in names or parameter.kind is parameter.VAR_KEYWORD:
             continue
         elif isinstance(kind, type) and is_dataclass(kind):
@@ -428,8 +426,12 @@ def _hint(function: Any, name: str) -> Any:
 def _quoted(text: str) -> Any:
     """Return str | None for "Path | str | None"; None without a scalar."""
     named = {kind.__name__: kind for kind in SCALARS} | {"None": NoneType}
-    kinds = tuple(named[each] for each in text.split(" | ") if each in named)
-    return Union[kinds] if kinds else None  # noqa: UP007
+    kinds, before = [], ""
+    for each in text.split(" | "):
+        if each in named and before.count("[") == before.count("]"):  # not within dict[str, int | str]
+            kinds.append(named[each])
+        before += each
+    return Union[tuple(kinds)] if kinds else None  # noqa: UP007
 
 
 def _kind_of(function: Any, name: str) -> Any:
