@@ -221,7 +221,7 @@ def test_what_can_t_be_is_refused_in_a_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     sides = [f"{recorded}{each}" for each in command if each.startswith("@")]
-    named = [*command[:2], *sides] if sides else [command[0], recorded, *command[1:]]
+    named = [command[0], *sides] if sides else [command[0], recorded, *command[1:]]
     result = ludic(*named)
     assert result.code == 1
     assert refusal in result.err
