@@ -11,8 +11,9 @@ _INTRODUCTION = """\
 # Tables
 
 Made from `schemas/` by `python -m ludic.schema`, as `make format` does; edit those files instead.
-A minor version adds nullable columns, or renames one: older files read under the new name. Anything else is a new major
-version. Elements of lists and values of maps are never null. Fields of structs follow their column, as `column[].field`.
+A minor version adds nullable columns, or renames one: older files read under the new name. Anything else is a new
+major version. Elements of lists and values of maps are never null. Fields of structs follow their column, as
+`column[].field`.
 
 A run may declare columns of its own for rollouts, `x_` and a name, in `extra_columns` of `run.json`; they come last,
 any may be null, and their types are string, int64, double, bool and lists of these.
