@@ -216,7 +216,7 @@ def _are_rows(padded: np.ndarray, rows: Sequence[np.ndarray]) -> bool:
 def _rows(
     generations: Sequence[Generation], sampling: Sampling, fail: Callable[[str, Exception], None]
 ) -> list[dict[str, Any]]:
-    """Return the rows of generations, each with its `position`: the generation's number, and index among all ranks' rows.
+    """Return the rows of generations, each with its `position`: generation's number, index among all ranks' rows.
 
     fail: is told of a row that can't be made, by what failed and the error.
     """
