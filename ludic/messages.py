@@ -36,9 +36,9 @@ _PARTS: Mapping[str, frozenset[str]] = {
     "tool_use": frozenset({"id", "name", "input"}),
     "tool_result": frozenset({"tool_use_id", "content"}),
 }
-"""Supported types of parts of content, with their fields."""
-_PLACES = {"thinking": 0, "reasoning": 0, "tool_result": 0, "tool_use": 2}
-"""Order of parts in a message: thinking and results, then texts, then calls. Templates show them in this order."""
+"""Types of parts of content that are read, with their fields."""
+_RANKS = {"thinking": 0, "reasoning": 0, "tool_result": 0, "tool_use": 2}
+"""Places of parts in a message: thinking and results, then texts, then calls. Templates show them in this order."""
 _CALL = frozenset({"id", "type", "function", "name", "arguments", "result", "error"})
 _FUNCTION = frozenset({"name", "arguments"})
 
@@ -282,13 +282,13 @@ def _read_content(value: Any, at: str, unread: set[str]) -> _Content:
     if isinstance(value, str):
         content.texts.append(value)
     elif isinstance(value, list | tuple):
-        place = 0
+        rank = 0
         for number, part in enumerate(value):
             kind = _read_part(part, f"{at}[{number}]", content, unread)
-            if _PLACES.get(kind, 1) < place:
+            if _RANKS.get(kind, 1) < rank:
                 wanted = "thinking and results of tools first, then texts, then calls"
                 raise RefusedRecordError(f"{at}[{number}] is {kind} behind other parts, wanted {wanted}")
-            place = _PLACES.get(kind, 1)
+            rank = _RANKS.get(kind, 1)
     elif value is not None:
         raise refusal(at, value, "a text, or a list of parts")
     return content
@@ -438,22 +438,22 @@ def _in_order_of_calls(turns: Sequence[_Turn], name: str) -> Iterator[_Turn]:
 
 def _placed(results: Sequence[_Turn], calls: Sequence[str], caller: str, name: str) -> list[_Turn]:
     """Return results in the order of the calls. caller: the message of the calls, for errors."""
-    places: dict[int, _Turn] = {}
+    of_calls: dict[int, _Turn] = {}
     without: list[_Turn] = []
     for turn in results:
         of_call, at = turn.message.tool_call_id, f"{name}[{turn.source}].tool_call_id"
         if of_call is None or (of_call not in calls and not all(calls)):
             without.append(turn)
             continue
-        place = next((each for each, id_ in enumerate(calls) if id_ == of_call and each not in places), None)
-        if place is None:
+        index = next((each for each, id_ in enumerate(calls) if id_ == of_call and each not in of_calls), None)
+        if index is None:
             wanted = f"the id of a call of {caller} that has no result before it: {', '.join(calls)}"
             raise refusal(at, of_call, wanted)
-        places[place] = turn
-    free = (place for place in range(len(calls)) if place not in places)
+        of_calls[index] = turn
+    free = (index for index in range(len(calls)) if index not in of_calls)
     for turn in without:
-        place = next(free, None)
-        if place is None:
+        index = next(free, None)
+        if index is None:
             raise RefusedRecordError(f"{name}[{turn.source}] is one more result than {caller} has calls")
-        places[place] = turn
-    return [places[place] for place in sorted(places)]
+        of_calls[index] = turn
+    return [of_calls[index] for index in sorted(of_calls)]

@@ -155,13 +155,13 @@ def python_words(args: list[str], folder: Path) -> int:
     return subprocess.run(words, cwd=folder, env={**children.SAFE_ENVIRONMENT, "PATH": path}, timeout=60).returncode
 
 
-def protect_children_of_libraries(args: list[str], folder: Path) -> int:
-    script = "import subprocess, sys; from ludic.children import protect_children_of_libraries as protect; protect(); "
+def protect_library_processes(args: list[str], folder: Path) -> int:
+    script = "import subprocess, sys; from ludic.children import protect_library_processes as protect; protect(); "
     script += f"sys.exit(subprocess.run([sys.executable, *{args!r}]).returncode)"
     return subprocess.run([sys.executable, "-P", "-c", script], cwd=folder, timeout=60).returncode
 
 
-WAYS = [start_python, start_python_in_loop, become_python, shell_command, python_words, protect_children_of_libraries]
+WAYS = [start_python, start_python_in_loop, become_python, shell_command, python_words, protect_library_processes]
 END = {"safe_environment", "describe_end", "end_with_parent", "signal_when_parent_ends"}
 IMPORT = f"import {', '.join(name for name in NAMES if name in sys.stdlib_module_names)}"
 CHILD = f"{IMPORT}, subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', '{IMPORT}']).returncode)"

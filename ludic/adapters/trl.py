@@ -173,16 +173,16 @@ class _Rank:
             raise LookupError("it does not say which rows it holds")
         rows = inputs[ROW].tolist()
         wanting = {
-            place: (generation.trainer_logprobs, row % _MOST_ROWS - generation.first)
-            for place, row in enumerate(rows)
+            position: (generation.trainer_logprobs, row % _MOST_ROWS - generation.first)
+            for position, row in enumerate(rows)
             if (generation := self.generations.get(row // _MOST_ROWS)) is not None
             and generation.version == self.trainer.state.global_step
             and generation.trainer_logprobs[row % _MOST_ROWS - generation.first] is None
         }
         if wanting and logprobs is not None and self._keeps:
             found = _of_rows(logprobs, inputs["completion_mask"])
-            for place, (kept, index) in wanting.items():
-                kept[index] = found[place]
+            for position, (kept, index) in wanting.items():
+                kept[index] = found[position]
         if self.trainer.model.training:
             self.window.append((rows, inputs["advantages"].detach(), inputs["completion_mask"]))
 
@@ -216,7 +216,7 @@ def _are_rows(padded: np.ndarray, rows: Sequence[np.ndarray]) -> bool:
 def _rows(
     generations: Sequence[Generation], sampling: Sampling, fail: Callable[[str, Exception], None]
 ) -> list[dict[str, Any]]:
-    """Return the rows of generations, each with its `place`: number of the generation, and index among all ranks' rows.
+    """Return the rows of generations, each with its `position`: generation's number, index among all ranks' rows.
 
     fail: is told of a row that can't be made, by what failed and the error.
     """
@@ -228,7 +228,7 @@ def _rows(
             except Exception as error:
                 fail(_A_ROW, error)
             else:
-                rows.append({**row, "place": [generation.number, generation.first + index]})
+                rows.append({**row, "position": [generation.number, generation.first + index]})
     return rows
 
 
@@ -316,8 +316,8 @@ class _Store:
         """Store whole groups: rows at neighbouring places of one generation."""
         self.is_used = True
         groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
-        for row in sorted(rows, key=lambda row: row["place"]):
-            number, index = row["place"]
+        for row in sorted(rows, key=lambda row: row["position"]):
+            number, index = row["position"]
             groups.setdefault((number, index // self._group_sizes[row["purpose"]]), []).append(row)
         whole = [group for group in groups.values() if len(group) == self._group_sizes[group[0]["purpose"]]]
         if len(whole) < len(groups):
@@ -328,7 +328,7 @@ class _Store:
 
     def _append(self, groups: Sequence[Sequence[dict[str, Any]]], *, is_alone: bool = False) -> bool:
         """Return whether groups were taken; one that is refused alone is counted."""
-        columns = [[{name: row[name] for name in row if name != "place"} for row in group] for group in groups]
+        columns = [[{name: row[name] for name in row if name != "position"} for row in group] for group in groups]
         try:
             ids = self._recorder.append(columns)
         except InvalidBatchError as error:
@@ -337,7 +337,7 @@ class _Store:
             return False
         for row, rollout_id in zip((row for group in groups for row in group), ids, strict=True):
             if row["purpose"] == "train":  # no step uses the others
-                number, index = row["place"]
+                number, index = row["position"]
                 self._ids.setdefault(number, {})[index] = rollout_id
         return True
 

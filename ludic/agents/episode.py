@@ -60,13 +60,13 @@ class TrajectoryKey:
 
 
 class TrajectoryRecorder:
-    """Records one agent in an episode."""
+    """Records the trajectory of one agent in one episode."""
 
     def __init__(
-        self, request: EpisodeRequest, part: TrajectoryKey, model: str, engine: str, policy_version: int
+        self, request: EpisodeRequest, key: TrajectoryKey, model: str, engine: str, policy_version: int
     ) -> None:
         """engine: its name. policy_version: of the weights in use, for a row in which nothing is sampled."""
-        self._request, self.part, self._model, self._engine = request, part, model, engine
+        self._request, self.key, self._model, self._engine = request, key, model, engine
         self._policy_version = policy_version
         self._transcripts = TranscriptBuilder()
         self._rows: list[_Row] = []
@@ -283,20 +283,20 @@ class TrajectoryRecorder:
         )
 
     def _identity(self) -> dict[str, Any]:
-        """Return the columns that follow from the request and the agent's part."""
-        request, params, part = self._request, self._request.params, self.part
+        """Return the columns that follow from the request and the key."""
+        request, params, key = self._request, self._request.params, self.key
         return {
-            "episode_id": part.episode_id,
-            "agent_id": part.agent_id,
-            "parent_rollout_id": part.parent_rollout_id,
-            "depth": part.depth,
+            "episode_id": key.episode_id,
+            "agent_id": key.agent_id,
+            "parent_rollout_id": key.parent_rollout_id,
+            "depth": key.depth,
             "group_id": request.group_id,
             "group_index": request.group_index,
             "group_size": request.group_size,
             "request_index": request.request_index,
             "env_name": request.env_name,
             "env_example_id": request.example.example_id,
-            "wanted": _stored_wanted(request.example.wanted) if part.depth == 0 else None,
+            "wanted": _stored_wanted(request.example.wanted) if key.depth == 0 else None,
             "purpose": request.purpose,
             "model": self._model,
             "engine": self._engine,

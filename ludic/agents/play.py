@@ -1,8 +1,7 @@
 """Play an episode by a protocol, an async function over the agents and the environment.
 
-The protocol gets a Play, lets agents join, asks them to act and steps the environment. Limits, errors and rows are
-handled here, so a protocol contains only the game. Errors of the environment are stored in the rows, not raised; errors
-of the engine are raised. ludic's own protocols are below.
+The protocol gets an Episode, lets agents join, asks them to act and steps the environment. Limits, errors and rows are
+handled here, so a protocol contains only the game. Errors of the environment are stored in the rows, not raised.
 """
 
 import asyncio
@@ -60,33 +59,33 @@ async def run_episode(
 ) -> list[Rollout]:
     """Run an episode and return its rows, at least one. Raises the engine's ModelError, ConfigError, EngineError."""
     limits = limits or EpisodeLimits()
-    play, early = Episode(agent, request, limits), ending.get() or Ending()
+    episode, early = Episode(agent, request, limits), ending.get() or Ending()
     try:
         async with asyncio.timeout(limits.timeout_s) as time_limit:
             early.watch(time_limit)
             try:
                 if request.error is not None:
                     raise EpisodeFailedError(request.error, request.traceback)
-                play.held = await calls.make(make_environment)
-                await protocol(play)
+                episode.held = await calls.make(make_environment)
+                await protocol(episode)
             finally:
-                await play.stop_agents()
+                await episode.stop_agents()
     except LimitReachedError as error:
-        play.end(error.reason, str(error))
+        episode.end(error.reason, str(error))
     except EpisodeFailedError as error:
-        play.fail(str(error), error.traceback)
+        episode.fail(str(error), error.traceback)
     except TimeoutError:
         if not time_limit.expired():
             raise
         if early.reason is not None:
-            play.fail(early.reason)
+            episode.fail(early.reason)
         else:
-            play.end("time_limit", f"the episode took more than {limits.timeout_s:g} s")
+            episode.end("time_limit", f"the episode took more than {limits.timeout_s:g} s")
     finally:
         early.watch(None)
-    if play.engine_error is not None:
-        raise play.engine_error
-    return play.rollouts()
+    if episode.engine_error is not None:
+        raise episode.engine_error
+    return episode.rollouts()
 
 
 class Episode:
@@ -103,12 +102,12 @@ class Episode:
         self._traceback: str | None = None
         """Reason if there are no rows, and the traceback of the user's code that caused it."""
         self._episode_id = new_id()
-        self._players: list[EpisodeAgent] = []
+        self._agents: list[EpisodeAgent] = []
         """Agents of the environment."""
         self._children: list[tuple[EpisodeAgent, EpisodeAgent | None]] = []
-        """Sub-agents, each with the player whose reward it gets if it has none of its own."""
+        """Sub-agents, each with the agent whose reward it gets if it has none of its own."""
         self._acting: set[asyncio.Task[Any]] = set()
-        """Tasks in which a player acts."""
+        """Tasks in which an agent acts."""
         self._num_tasks = 0
         self._budget = None if limits.max_child_tokens is None else TokenBudget(limits.max_child_tokens)
 
@@ -133,20 +132,20 @@ class Episode:
         """
         with fails_the_episode():
             calls.check_text("the id of an agent", agent_id or None)
-            if any(agent_id == player.part.agent_id for player in self._players):
+            if any(agent_id == agent.key.agent_id for agent in self._agents):
                 raise ValueError(f"an agent {agent_id!r} has joined already; each needs an id of its own")
-        player = self._new_player(agent_id)
-        player.begin(self.request.example.messages if messages is None else messages)
-        player.max_steps = self.limits.max_steps or calls.own_max_steps(self.environment) or MAX_STEPS
-        self._players.append(self._with_tools(player))
-        return player
+        agent = self._new_agent(agent_id)
+        agent.begin(self.request.example.messages if messages is None else messages)
+        agent.max_steps = self.limits.max_steps or calls.own_max_steps(self.environment) or MAX_STEPS
+        self._agents.append(self._with_tools(agent))
+        return agent
 
-    def _new_player(self, agent_id: str = "agent") -> EpisodeAgent:
+    def _new_agent(self, agent_id: str = "agent") -> EpisodeAgent:
         request = self.request
-        if self._players:
-            request = replace(request, seed=derive_seed(request.seed, 0, len(self._players)))
-        part = TrajectoryKey(episode_id=self._episode_id, agent_id=agent_id)
-        return EpisodeAgent(self._agent, request, self.limits, part, acting=self._acting)
+        if self._agents:
+            request = replace(request, seed=derive_seed(request.seed, 0, len(self._agents)))
+        key = TrajectoryKey(episode_id=self._episode_id, agent_id=agent_id)
+        return EpisodeAgent(self._agent, request, self.limits, key, acting=self._acting)
 
     def end(self, reason: str, explanation: str) -> None:
         """End the episode of all agents for which it is not over, by a limit.
@@ -157,16 +156,16 @@ class Episode:
             self.fail(f"{reason!r} is not a truncation_reason of docs/schemas.md: {explanation}")
             return
         self._why = explanation
-        for player in self._all_players():
-            if not player.is_over:
-                player.end(reason, explanation)
+        for agent in self._all_agents():
+            if not agent.is_over:
+                agent.end(reason, explanation)
 
     def fail(self, error: str, traceback: str | None = None) -> None:
         """End the episode of all agents for which it is not over, with an error. traceback: of a user's code."""
         self._why, self._traceback = error, traceback
-        for player in self._all_players():
-            if not player.is_over:
-                player.fail(error, traceback)
+        for agent in self._all_agents():
+            if not agent.is_over:
+                agent.fail(error, traceback)
 
     async def stop_agents(self) -> None:
         """Stop the agents that still act, and wait until their answers are in their rows.
@@ -183,9 +182,9 @@ class Episode:
 
     def rollouts(self) -> list[Rollout]:
         """Return the rows of all agents, at least one."""
-        rows = [row for player in self._players for row in player.rollouts()]
+        rows = [row for agent in self._agents for row in agent.rollouts()]
         if not rows:
-            first = self._players[0] if self._players else self._new_player()
+            first = self._agents[0] if self._agents else self._new_agent()
             if first.error is None:
                 first.fail(self._why, self._traceback)
             return [first.failed_rollout()]
@@ -195,14 +194,14 @@ class Episode:
             rows += child.rollouts()
         return rows
 
-    def _all_players(self) -> list[EpisodeAgent]:
+    def _all_agents(self) -> list[EpisodeAgent]:
         # A child ends before the agent that waits for it.
-        return [*(child for child, _ in reversed(self._children)), *self._players]
+        return [*(child for child, _ in reversed(self._children)), *self._agents]
 
     # --- Delegation ------------------------------------------------------------------------------------------
 
-    def _with_tools(self, player: EpisodeAgent, root: EpisodeAgent | None = None) -> EpisodeAgent:
-        """Give a player the tools of the environment, if it acts in it, and the tool to delegate tasks.
+    def _with_tools(self, agent: EpisodeAgent, root: EpisodeAgent | None = None) -> EpisodeAgent:
+        """Give an agent the tools of the environment, if it is in it, and the tool to delegate tasks.
 
         root: the agent of the environment above it; None if the player is one itself. Raises ConfigError if two tools
         have the same name.
@@ -213,37 +212,37 @@ class Episode:
             of_environment, validators = environment_tools(self.held)
             tools += of_environment
             if hasattr(self.environment, "run_tools") and (schemas := calls.tools_of(self.held)):
-                player.of_environment = EnvironmentTools(schemas=schemas, run=partial(calls.run_tools, self.held))
-        if self._agent.sub_agents and player.part.depth < self.limits.max_depth:
+                agent.of_environment = EnvironmentTools(schemas=schemas, run=partial(calls.run_tools, self.held))
+        if self._agent.sub_agents and agent.key.depth < self.limits.max_depth:
 
             async def delegate(task: str, sub_agent: SubAgent) -> str:
-                return await self._run_child(player, root or player, task, sub_agent)
+                return await self._run_child(agent, root or agent, task, sub_agent)
 
             tools.append(Delegate(self._agent.sub_agents, delegate))
             validators |= delegate_validators(self._agent.sub_agents)
-        own = player.of_environment.names if player.of_environment is not None else ()
+        own = agent.of_environment.names if agent.of_environment is not None else ()
         twice = [name for name in (*own, *(tool.name for tool in tools)) if name in self._agent.toolbox]
         if twice:
             raise ConfigError(f"the environment and the run's tools have a tool {twice[0]!r} each; rename one")
         if tools:
             # Limits of time are those of the environment and of the episode.
-            player.external = Toolbox(tools, time_limit_s=None, validators=validators)
-        return player
+            agent.external = Toolbox(tools, time_limit_s=None, validators=validators)
+        return agent
 
     async def _run_child(self, parent: EpisodeAgent, root: EpisodeAgent, task: str, sub_agent: SubAgent) -> str:
         """Let an agent work on a task and return its answer. Raises ToolError, which the parent reads."""
         if self._num_tasks >= self.limits.max_children:
             raise ToolError(f"no more tasks can be handed on: {self._num_tasks} were, which is the limit")
         self._num_tasks += 1
-        part = TrajectoryKey(
+        key = TrajectoryKey(
             episode_id=self._episode_id,
             agent_id=sub_agent.name,
             parent_rollout_id=parent.last_rollout_id,
-            depth=parent.part.depth + 1,
+            depth=parent.key.depth + 1,
         )
-        request = replace(self.request, seed=derive_seed(parent.request.seed, self._num_tasks, part.depth))
+        request = replace(self.request, seed=derive_seed(parent.request.seed, self._num_tasks, key.depth))
         agent = sub_agent.equip(self._agent)
-        child = EpisodeAgent(agent, request, self.limits, part, acting=self._acting, budget=self._budget)
+        child = EpisodeAgent(agent, request, self.limits, key, acting=self._acting, budget=self._budget)
         child.messages, child.max_steps = sub_agent.messages(task), sub_agent.max_steps
         environment = SubTask(self.held, sub_agent.name, task)
         self._children.append((self._with_tools(child, root), None if environment.has_score else root))
@@ -277,10 +276,10 @@ async def _answer(child: EpisodeAgent, environment: SubTask) -> str:
 # decides. Every failure raises ConfigError.
 
 
-async def by_environment(play: Episode) -> None:
+async def by_environment(episode: Episode) -> None:
     """Play the protocol that fits the environment."""
-    has_several = hasattr(play.environment, "next_agents")  # isinstance of a Protocol is slow
-    await (several_agents if has_several else single_agent)(play)
+    has_several = hasattr(episode.environment, "next_agents")  # isinstance of a Protocol is slow
+    await (several_agents if has_several else single_agent)(episode)
 
 
 def make_protocol(name: str | None, files: Files = NO_FILES) -> Protocol:
@@ -297,9 +296,9 @@ def make_protocol(name: str | None, files: Files = NO_FILES) -> Protocol:
         raise ConfigError(f"protocol {name}: wanted a function that begins with `async def`")
 
     @wraps(own)
-    async def guarded(play: Episode) -> None:
+    async def guarded(episode: Episode) -> None:
         with fails_the_episode(unless=ENGINE_ERRORS):
-            await own(play)
+            await own(episode)
 
     return guarded
 
@@ -307,24 +306,24 @@ def make_protocol(name: str | None, files: Files = NO_FILES) -> Protocol:
 # --- One agent in one environment: ask the agent, step the environment, until an end ---------------------
 
 
-async def single_agent(play: Episode) -> None:
+async def single_agent(episode: Episode) -> None:
     """Play one agent in one environment."""
-    await play_alone(play.join(messages=await play.reset()), play.step)
+    await play_alone(episode.join(messages=await episode.reset()), episode.step)
 
 
-async def play_alone(player: EpisodeAgent, step: Callable[[str], Awaitable[Transition]]) -> None:
-    """Let a player act in an environment that was reset, until the episode is over.
+async def play_alone(agent: EpisodeAgent, step: Callable[[str], Awaitable[Transition]]) -> None:
+    """Let an agent act in an environment that was reset, until the episode is over.
 
     step: applies an action. An error of it ends the episode.
     """
-    while not player.is_over:
-        action = await player.act()
+    while not agent.is_over:
+        action = await agent.act()
         if action is None:
             continue
         try:
-            player.take(await step(action))
+            agent.take(await step(action))
         except EpisodeFailedError as error:
-            return player.fail(str(error), error.traceback, error.components)
+            return agent.fail(str(error), error.traceback, error.components)
     return None
 
 
@@ -332,26 +331,26 @@ async def play_alone(player: EpisodeAgent, step: Callable[[str], Awaitable[Trans
 # The agents whose turn it is act at the same time, then the environment is stepped.
 
 
-async def several_agents(play: Episode) -> None:
+async def several_agents(episode: Episode) -> None:
     """Play all agents of a MultiAgentEnvironment, each with the run's model and a dialogue of its own."""
-    first = await calls.reset_agents(play.held, play.request.example)
-    players = {agent_id: play.join(agent_id, messages) for agent_id, messages in first.items()}
-    while playing := [agent_id for agent_id, player in players.items() if not player.is_over]:
-        acting = await calls.next_agents(play.held, playing)
-        actions = await _act_together([players[agent_id] for agent_id in acting])
+    first = await calls.reset_agents(episode.held, episode.request.example)
+    agents = {agent_id: episode.join(agent_id, messages) for agent_id, messages in first.items()}
+    while playing := [agent_id for agent_id, agent in agents.items() if not agent.is_over]:
+        acting = await calls.next_agents(episode.held, playing)
+        actions = await _act_together([agents[agent_id] for agent_id in acting])
         try:
-            transitions = await calls.step_agents(play.held, dict(zip(acting, actions, strict=True)), players)
+            transitions = await calls.step_agents(episode.held, dict(zip(acting, actions, strict=True)), agents)
             for agent_id, transition in transitions.items():
-                player = players[agent_id]
-                (player.take if agent_id in acting else player.observe)(transition)
+                agent = agents[agent_id]
+                (agent.take if agent_id in acting else agent.observe)(transition)
         except EpisodeFailedError as error:
-            return play.fail(str(error), error.traceback)
+            return episode.fail(str(error), error.traceback)
     return None
 
 
-async def _act_together(players: Sequence[EpisodeAgent]) -> list[str]:
-    """Ask players at the same time. If one can't act, the others are stopped."""
-    tasks = [asyncio.ensure_future(_act(player)) for player in players]
+async def _act_together(agents: Sequence[EpisodeAgent]) -> list[str]:
+    """Ask agents at the same time. If one can't act, the others are stopped."""
+    tasks = [asyncio.ensure_future(_act(agent)) for agent in agents]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -359,8 +358,8 @@ async def _act_together(players: Sequence[EpisodeAgent]) -> list[str]:
             task.cancel()
 
 
-async def _act(player: EpisodeAgent) -> str:
-    """Ask a player until it acts."""
-    while (action := await player.act()) is None:
+async def _act(agent: EpisodeAgent) -> str:
+    """Ask an agent until it acts."""
+    while (action := await agent.act()) is None:
         pass
     return action

@@ -1,6 +1,6 @@
-"""A player: one agent in one episode, with its dialogue, its prompts, its tools and its record.
+"""One agent in one episode, with its dialogue, its prompts, its tools and its record.
 
-A protocol asks a player to act, and gives it what came of its action. A completion that can't be parsed, or that was
+A protocol asks an agent to act, and gives it what came of its action. A completion that can't be parsed, or that was
 cut off and is refused, is a step of its own: the environment is not stepped, and the agent is told what was wrong.
 """
 
@@ -116,13 +116,13 @@ class EpisodeAgent:
         agent: Agent,
         request: EpisodeRequest,
         limits: EpisodeLimits,
-        part: TrajectoryKey,
+        key: TrajectoryKey,
         *,
         acting: set[asyncio.Task[Any]],
         budget: TokenBudget | None = None,
     ) -> None:
-        """acting: holds the tasks in which players of the episode are asked. budget: tokens that it shares, or None."""
-        self.request, self.limits, self.part, self.tokenizer = request, limits, part, agent.tokenizer
+        """acting: holds the tasks in which agents of the episode are asked. budget: tokens that it shares, or None."""
+        self.request, self.limits, self.key, self.tokenizer = request, limits, key, agent.tokenizer
         self.max_steps: int | None = None
         """Largest number of steps; None is no limit."""
         self.messages: list[Message] = list(request.example.messages)
@@ -132,7 +132,7 @@ class EpisodeAgent:
         self.of_environment: EnvironmentTools | None = None
         """Tools that the environment runs as a step; None if it has none."""
         self._agent, self._acting, self._budget = agent, acting, budget
-        self._episode = TrajectoryRecorder(request, part, agent.model, agent.engine.name, agent.engine.policy_version)
+        self._recorder = TrajectoryRecorder(request, key, agent.model, agent.engine.name, agent.engine.policy_version)
         self._context: Context | None = None
         self._prompts: PromptBuilder | None = None
         self._step: PendingStep | None = None
@@ -147,17 +147,17 @@ class EpisodeAgent:
     def is_over(self) -> bool:
         """True if the episode is over for this agent."""
         ends = (each.terminated or each.truncated for each in (self._step.transitions if self._step else self._early))
-        return any(ends) or self._episode.is_over
+        return any(ends) or self._recorder.is_over
 
     @property
     def error(self) -> str | None:
         """Why the episode failed; None if it did not."""
-        return self._episode.error
+        return self._recorder.error
 
     @property
     def last_rollout_id(self) -> str:
         """Id of the row that the newest completion is in."""
-        return self._episode.last_rollout_id
+        return self._recorder.last_rollout_id
 
     def begin(self, messages: Sequence[Message]) -> None:
         """Begin the dialogue with the first observation; a message that is too long is cut, and marked in the rows."""
@@ -167,9 +167,9 @@ class EpisodeAgent:
         self.messages = [replace(message, content=text) if num else message for message, text, num in cut]
         num_cut = sum(num for _, _, num in cut)
         if num_cut:
-            self._episode.metadata = {OBSERVATION_CUT: str(num_cut)}
+            self._recorder.metadata = {OBSERVATION_CUT: str(num_cut)}
 
-    # --- What a protocol does with a player ------------------------------------------------------------------
+    # --- What a protocol does with an agent ------------------------------------------------------------------
 
     async def act(self) -> str | None:
         """Ask the agent, and run its tools, until it acts; returns its action.
@@ -190,7 +190,7 @@ class EpisodeAgent:
 
     async def _act(self) -> str | None:
         self._record_step()
-        if self.max_steps is not None and self._episode.num_steps >= self.max_steps:
+        if self.max_steps is not None and self._recorder.num_steps >= self.max_steps:
             raise LimitReachedError("max_steps", f"the agent has made {self.max_steps} steps")
         newest = self.messages[-1]
         observation = None if newest.role == "assistant" else self._observed or newest.content
@@ -212,7 +212,7 @@ class EpisodeAgent:
         transition = self._checked(transition, action)
         self._step.token_rewards += rewards_at_tokens(
             self.tokenizer,
-            self._episode.last_completion.tokens,
+            self._recorder.last_completion.tokens,
             action,
             transition.span_rewards,
             start=self._step.start,
@@ -236,41 +236,41 @@ class EpisodeAgent:
         traceback: of a user's code. components: known components of the reward.
         """
         if self._step is not None and not self._step.transitions:
-            self._episode.add_failed_step(self._step.observation, self._step.action, error)
+            self._recorder.add_failed_step(self._step.observation, self._step.action, error)
             self._step = None
         self._record_step()
-        self._episode.error, self._episode.traceback = error, traceback
-        self._episode.components_of_failure = components
+        self._recorder.error, self._recorder.traceback = error, traceback
+        self._recorder.components_of_failure = components
 
     def end(self, reason: str, explanation: str) -> None:
         """End the episode by a limit; one in which nothing was sampled has failed."""
         self._record_step()
-        if self._episode.num_calls:
-            self._episode.truncate(reason)
+        if self._recorder.num_calls:
+            self._recorder.truncate(reason)
         else:
-            self._episode.error = explanation
+            self._recorder.error = explanation
 
     # --- Rows ------------------------------------------------------------------------------------------------
 
     def rollouts(self) -> list[Rollout]:
         """Return the rows, none if no call was made."""
         self._record_step()
-        return self._episode.rollouts()
+        return self._recorder.rollouts()
 
     def share_reward_of(self, other: "EpisodeAgent") -> None:
         """Count the reward of another agent for this one too; if that one failed, it has none."""
-        self._episode.add_reward(other._episode.reward)
-        if self._episode.error is None and other.error is not None:
-            self._episode.error = f"the episode failed: {other.error}"
-            self._episode.traceback = other._episode.traceback
+        self._recorder.add_reward(other._recorder.reward)
+        if self._recorder.error is None and other.error is not None:
+            self._recorder.error = f"the episode failed: {other.error}"
+            self._recorder.traceback = other._recorder.traceback
 
     def failed_rollout(self) -> Rollout:
         """Return the row of an episode that failed before its first call, without messages if they have no prompt."""
         try:
             messages = checked_messages("the example", self.messages)
-            return self._episode.failed_rollout(messages, self._prompt_builder.build(messages))
+            return self._recorder.failed_rollout(messages, self._prompt_builder.build(messages))
         except Exception:  # of the messages or the chat template; the episode has failed already, and this row says why
-            return self._episode.failed_rollout((), _NO_PROMPT)
+            return self._recorder.failed_rollout((), _NO_PROMPT)
 
     # --- Steps -----------------------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ class EpisodeAgent:
             self._early = [replace(merged, observation=None)]
         else:
             observed = self._observed = _joined(merged)
-            self._episode.add_step(
+            self._recorder.add_step(
                 self._step.observation,
                 self._step.action,
                 replace(merged, observation=observed),
@@ -309,7 +309,7 @@ class EpisodeAgent:
 
     def _show(self, observation: str) -> None:
         """Add an observation to the dialogue. Chat templates want turns to alternate, so it may add to the first."""
-        if not self._episode.num_calls and self.messages[-1].role == "user":
+        if not self._recorder.num_calls and self.messages[-1].role == "user":
             before = self.messages.pop().content
             observation = f"{before}\n\n{observation}"
         self.messages.append(Message(role="user", content=observation))
@@ -327,7 +327,7 @@ class EpisodeAgent:
             if not decision.tool_calls:
                 return decision
             results, transition = await self._run_tools(call, decision.tool_calls)
-            self._episode.set_results(results)
+            self._recorder.set_results(results)
             self.messages.extend(map(_as_message, results))
             if transition is not None:
                 return replace(decision, action=call.said, transition=transition)
@@ -382,7 +382,7 @@ class EpisodeAgent:
 
     def _note_failed_tool(self, failure: CodeFailure) -> None:
         """Keep the traceback of the first tool that failed; the model reads its error, and the episode goes on."""
-        self._episode.traceback = self._episode.traceback or failure.traceback
+        self._recorder.traceback = self._recorder.traceback or failure.traceback
 
     async def _view(self) -> Sequence[Message]:
         """Return the messages of the next call. Raises EpisodeFailedError for an error of the context, not of the
@@ -407,7 +407,7 @@ class EpisodeAgent:
             if found.calls and num_left == 0:
                 return _Decision(feedback=TOO_MANY_CALLS)
             if found.calls:
-                return _Decision(tool_calls=_numbered(found.calls, self._episode.num_calls))
+                return _Decision(tool_calls=_numbered(found.calls, self._recorder.num_calls))
         try:
             with fails_the_episode():
                 parsed = self._agent.parser.parse(call.said)
@@ -429,7 +429,7 @@ class EpisodeAgent:
             target = "external"
         elif decision.tool_calls:
             target, action = "internal", call.said
-        self._episode.add_call(
+        self._recorder.add_call(
             call.view,
             call.prompt,
             call.completion,
@@ -449,7 +449,7 @@ class EpisodeAgent:
         except Exception as error:
             self._error_of_ask = error
             raise
-        self._episode.add_call(call.view, call.prompt, call.completion, target="internal", action=call.said)
+        self._recorder.add_call(call.view, call.prompt, call.completion, target="internal", action=call.said)
         return call.said
 
     @property
@@ -467,7 +467,7 @@ class EpisodeAgent:
         return [*self._agent.toolbox.schemas, *self.external.schemas, *own]
 
     async def _call(self, messages: Sequence[Message]) -> _Call:
-        num_calls = self._episode.num_calls
+        num_calls = self._recorder.num_calls
         # A template that refuses the first prompt does not fit the run; one that refuses a later one, the episode.
         with fails_the_episode(unless=() if num_calls else (ModelError,)):
             prompt = await self._prompt_builder.build_beside(messages)

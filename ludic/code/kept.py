@@ -31,7 +31,7 @@ class FoundFiles:
     """Users' files found for the names in some settings."""
 
     files: dict[str, UserFile]
-    kept: frozenset[str]
+    snapshots: frozenset[str]
     """Names of the files that are the root's copies; the others were read from this machine's disk."""
 
 
@@ -47,7 +47,7 @@ def find_files(root: Root, uses: Iterable[CodeUse], *, update: bool = False) -> 
         name: read_copy(root, name, entries[name]) if name in kept else _read_disk(name, entries.get(name))
         for name in names
     }
-    return FoundFiles(files=files, kept=frozenset(kept))
+    return FoundFiles(files=files, snapshots=frozenset(kept))
 
 
 def trusted_files(root: Root, uses: Sequence[CodeUse], *, update: bool = False) -> Files:
@@ -58,7 +58,7 @@ def trusted_files(root: Root, uses: Sequence[CodeUse], *, update: bool = False) 
     _check_installed(root, uses)
     found = find_files(root, uses, update=update)
     _check_consent(root, uses, found)
-    for name in sorted(found.kept):
+    for name in sorted(found.snapshots):
         _warn_of_change(root, name, found.files[name])
     return found.files
 
@@ -96,7 +96,9 @@ def gives_consent(root: Root, uses: Sequence[CodeUse]) -> bool:
     """Return whether the user names a file without consent that the root already holds, with the same text and path."""
     found = find_files(root, uses)
     return any(
-        file_of(use.setting) in found.kept and not _is_consented(use, found.files) and _is_named_by_user(use, found)
+        file_of(use.setting) in found.snapshots
+        and not _is_consented(use, found.files)
+        and _is_named_by_user(use, found)
         for use in uses
     )
 
@@ -118,7 +120,7 @@ def _agrees(root: Root, use: CodeUse, found: FoundFiles, settings: CodeSettings)
 def _is_named_by_user(use: CodeUse, found: FoundFiles) -> bool:
     """Return whether the user names the code, and its text and paths are those of the file on this machine's disk."""
     name = file_of(use.setting)
-    if use.named_by_root or name is None or name not in found.kept:
+    if use.named_by_root or name is None or name not in found.snapshots:
         return not use.named_by_root
     try:
         return read_user_file(Path(name)) == found.files[name]
@@ -130,7 +132,7 @@ def _check_paths(root: Root, uses: Sequence[CodeUse], found: FoundFiles) -> None
     """Raises ConsentError for a file found at a path that the root gives, unless the user agreed to the root's copy."""
     for use in uses:
         name = file_of(use.setting)
-        if name is None or name in found.kept or found.files[name].path == Path(name).absolute():
+        if name is None or name in found.snapshots or found.files[name].path == Path(name).absolute():
             continue
         if not _has_consented_copy(root, use):
             raise ConsentError(
@@ -146,7 +148,7 @@ def _has_consented_copy(root: Root, use: CodeUse) -> bool:
         found = find_files(root, [use])
     except (SchemaError, StoreError):  # the copy is damaged or gone
         return False
-    return file_of(use.setting) in found.kept and has_consent(use, found.files)
+    return file_of(use.setting) in found.snapshots and has_consent(use, found.files)
 
 
 def _is_inside(root: Root, file: UserFile) -> bool:
@@ -217,7 +219,7 @@ def _check_consent(root: Root, uses: Sequence[CodeUse], found: FoundFiles) -> No
         if not use.is_users or has_consent(use, found.files):
             continue
         names = files_of([use.setting])
-        if not use.named_by_root and not found.kept.intersection(names):
+        if not use.named_by_root and not found.snapshots.intersection(names):
             give_consent(use, found.files, root=root.url, run_id=root.run_id)
         else:
             refused.append(_describe_refused(root, use, found, names))
@@ -232,7 +234,7 @@ def _describe_refused(root: Root, use: CodeUse, found: FoundFiles, names: Sequen
     what = f"{use.role} {use.setting!r}" + (f" with options {json.dumps(dict(use.options))}" if use.options else "")
     for name in names:
         file = found.files[name]
-        if name not in found.kept:
+        if name not in found.snapshots:
             return f"{what}, {file.path}, sha256 {file.sha256[:SHOWN_DIGITS]}"
         text = f"{root.url}/{text_name(file.sha256, file.suffix)}, sha256 {file.sha256[:SHOWN_DIGITS]}"
         return f"{what}, {text}, run as {file.path}"

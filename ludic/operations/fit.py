@@ -493,7 +493,7 @@ def _renew_rewards(root: "Root", inputs: "Inputs") -> None:
     for use in rewards:
         find(KINDS[use.role], use.setting, {path: file})
     kept = find_files(root, rewards[:1])
-    if path in kept.kept and not kept.files[path].is_same_text(file):
+    if path in kept.snapshots and not kept.files[path].is_same_text(file):
         logger.warning("the rewards have changed since the run last started; the new text runs from now on")
     for use in [*rewards, *(use for use in named if use.role == "environment" and file_of(use.setting) is None)]:
         give_consent(use, files, root=root.url, run_id=root.run_id)

@@ -130,7 +130,7 @@ class Bisection(Result):
         """The answer in a sentence, then the checked steps."""
         yield self._answer()
         yield Frame(
-            "looks",
+            "probes",
             [asdict(probe) for probe in self.probes],
             ("step", "predicate", "num_rows"),
             most=len(self.probes),

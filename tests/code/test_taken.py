@@ -12,10 +12,10 @@ from ludic.code.taken import ExtractedCode, extract
 from ludic.errors import ConfigError
 
 TAKE = """
-from ludic.code.taken import take
+from ludic.code.taken import extract
 from pathlib import Path
 import json
-taken = take({"reward r": reward})
+taken = extract({"reward r": reward})
 Path("taken.py").write_text(taken.source)
 Path("taken.json").write_text(json.dumps([taken.names["reward r"], sorted(taken.modules)]))
 """

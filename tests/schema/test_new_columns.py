@@ -114,7 +114,7 @@ from own import Drawn, sampled
 import ludic
 from ludic.batches.config import BatchConfig
 from ludic.batches.reading import read_rank_batch
-from ludic.batches.source import Plan
+from ludic.batches.source import BatchPlan
 from ludic.engines.engine import GenerationRequest, SamplingParams, check_completion
 from ludic.errors import EngineError, InvalidBatchError
 from ludic.maintenance.compact import compact
@@ -200,7 +200,7 @@ assert len(list_files(old)) < num_files and of_old() == before
 planner = Planner(BatchRules(groups_per_batch=len(whole)))
 planner.add(RolloutReader(run.root, planner.columns).poll(None))
 planned = planner.plan(step=1, attempt_id=1, trainer_version=max(g.rollouts[0].policy_version for g in whole))
-plan = Plan(step=1, rows=planned, cursor={}, num_pending_groups=0, num_unreadable_files=0)
+plan = BatchPlan(step=1, rows=planned, cursor={}, num_pending_groups=0, num_unreadable_files=0)
 settings = BatchConfig(max_seq_len=16, max_tokens_per_micro_batch=40)
 ranks = [read_rank_batch(run.root, settings, plan, rank, 2) for rank in range(2)]
 assert all(each.num_truncated and len(each.micro_batches) > 1 for each in ranks)

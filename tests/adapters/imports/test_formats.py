@@ -460,14 +460,14 @@ def test_jsonl_takes_each_array_of_the_catalogue(root: Root, bring_in: Import, t
 
 
 MINE = """
-from ludic.adapters.imports.episodes import Conversation, Episode, Row, Texts
-from ludic.adapters.imports.formats import Format
+from ludic.adapters.imports.episodes import Conversation, ImportedEpisode, ImportedRow, Texts
+from ludic.adapters.imports.formats import ImportFormat
 import numpy as np
 
 def texts(record):
     if record.get("skip"):
         return []
-    return Episode(
+    return ImportedEpisode(
         rows=[Texts(prompt=record["question"], completion=record["answer"])],
         columns={"episode_reward": 1 / record.number("tries"), "policy_version": record.integer("step")},
         group=record.get("task.id"),
@@ -475,17 +475,17 @@ def texts(record):
 
 def tokens(record):
     for agent in record["agents"]:
-        row = Row(prompt_tokens=np.array([5], np.int32), response_tokens=np.array(agent["ids"], np.int32))
-        yield Episode(rows=[row], columns={"episode_reward": 1.0, "agent_id": agent["name"]})
+        row = ImportedRow(prompt_tokens=np.array([5], np.int32), response_tokens=np.array(agent["ids"], np.int32))
+        yield ImportedEpisode(rows=[row], columns={"episode_reward": 1.0, "agent_id": agent["name"]})
 
 def leaves(record):
     raise SystemExit(3)
 
 def unknown(record):
-    return Episode(rows=[Texts(prompt="aa", completion="bb")], columns={"reward": 1.0})
+    return ImportedEpisode(rows=[Texts(prompt="aa", completion="bb")], columns={"reward": 1.0})
 
-stepped = Format(function=texts, path=r"out_(?P<step>[0-9]+)/")
-broken = Format(function=texts, path="(")
+stepped = ImportFormat(function=texts, path=r"out_(?P<step>[0-9]+)/")
+broken = ImportFormat(function=texts, path="(")
 """
 
 
@@ -618,11 +618,11 @@ def prime_rl_row(tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, 
 
 OWN_FORMAT = """
 from ludic.adapters.imports.formats import JSONL
-from ludic.adapters.imports.records import Record
+from ludic.adapters.imports.records import ImportRecord
 
 
 def own(record):
-    return JSONL.function(Record(record["all"]))
+    return JSONL.function(ImportRecord(record["all"]))
 """
 
 
