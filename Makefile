@@ -129,16 +129,16 @@ check: .venv/installed  ## format, lint, types, import contracts, generated docs
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m ludic.schema | diff docs/schemas.md - || (echo "docs/schemas.md is stale; run make format"; exit 1)
-	$(BIN)/python -m ludic.cli.docs --check
-	$(BIN)/python -m ludic.store docs/storage.md --check
+	$(BIN)/python -m ludic.records | diff docs/schemas.md - || (echo "docs/schemas.md is stale; run make format"; exit 1)
+	$(BIN)/python -m ludic.app.cli.docs --check
+	$(BIN)/python -m ludic.root docs/storage.md --check
 
 format: .venv/installed  ## format the code, write the generated docs
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/python -m ludic.schema > docs/schemas.md
-	$(BIN)/python -m ludic.cli.docs
-	$(BIN)/python -m ludic.store docs/storage.md
+	$(BIN)/python -m ludic.records > docs/schemas.md
+	$(BIN)/python -m ludic.app.cli.docs
+	$(BIN)/python -m ludic.root docs/storage.md
 
 docs: .venv/docs/installed  ## make the documentation site in build/site, with every link checked
 	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --quiet --strict

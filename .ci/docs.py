@@ -24,7 +24,7 @@ PAGES = {
 """Pages of the site by their files outside docs/."""
 _LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 _SQL = {"connect": "connect", "refresh": "connect", "scan": "scan"}
-"""Functions of `ludic` by the module of ludic.sql that has them."""
+"""Functions of `ludic` by the module of ludic.root.sql that has them."""
 _LANGUAGES = {".py": "python", ".sql": "sql", ".toml": "toml"}
 
 
@@ -96,16 +96,16 @@ def _reference() -> str:
     """Return the page of all public names: those of ludic, of Run, and of the table of docs/api.md."""
     table = (ROOT / "docs/api.md").read_text().partition("## What your files may import")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(ludic[^`]*)` \| ([^|]*) \|", table, re.MULTILINE)
-    stub = (ROOT / "ludic/operations/methods.pyi").read_text()
+    stub = (ROOT / "ludic/app/operations/methods.pyi").read_text()
     methods = re.findall(r"^    (\w+) = (\w+)\.(\w+)$", stub, re.MULTILINE)
     parts = ["# Python reference\n\nExamples: [Train from Python](fit.md), [Python API](api.md).\n\n## ludic\n"]
     functions = {name: f"operations.fit.{name}" for name in ("grpo", "fit", "sft", "dpo")}
     functions |= {"create": "operations.create.create", "open": "operations.run.open_run"}
     functions |= {name: f"sql.{module}.{name}" for name, module in _SQL.items()}
     parts += [_entry(f"ludic.{path}", f"ludic.{name}") for name, path in functions.items()]
-    parts += [_entry("ludic.operations.run.Run", "ludic.Run", members=["url", "config"])]
-    parts += [_entry(f"ludic.operations.{module}.{function}", f"run.{name}") for name, module, function in methods]
-    parts += [_entry("ludic.run_config.RunConfig", "ludic.RunConfig"), _entry("ludic.store.root.Root", "ludic.Root")]
+    parts += [_entry("ludic.app.operations.run.Run", "ludic.Run", members=["url", "config"])]
+    parts += [_entry(f"ludic.app.operations.{module}.{function}", f"run.{name}") for name, module, function in methods]
+    parts += [_entry("ludic.run.config.RunConfig", "ludic.RunConfig"), _entry("ludic.root.root.Root", "ludic.Root")]
     for module, names in rows:
         parts.append(f"## {module}\n")
         parts += [_entry(f"{module}.{name}", name) for name in re.findall(r"`([^`]+)`", names)]

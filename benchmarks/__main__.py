@@ -32,7 +32,7 @@ from benchmarks import (
     wait,
     weights,
 )
-from ludic.flags import run_script
+from ludic.settings import run_script
 
 BENCHMARKS = (
     store_size,

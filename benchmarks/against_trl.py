@@ -27,12 +27,10 @@ import numpy as np
 
 import ludic
 from benchmarks.measure import print_table, with_spread
-from ludic.environments.moar_cats import FORMS, SCENES
-from ludic.eval.statistics import FEWEST_EXAMPLES, clustered
-from ludic.flags import run_script
-from ludic.models.lora import merge_adapter
-from ludic.models.tiny import make_tiny_model
-from ludic.models.weight_files import load_pretrained
+from ludic.environments import FORMS, SCENES
+from ludic.eval import FEWEST_EXAMPLES, clustered
+from ludic.models import load_pretrained, make_tiny_model, merge_adapter
+from ludic.settings import run_script
 
 TOPICS = ("cats", "dogs", "birds", "mice")
 _FILLERS = "i we they love like see hear big small red blue house tree river sea sky sun moon star day"

@@ -1,7 +1,7 @@
 """Import ludic on a machine that has PyTorch and transformers, but not every package that ludic imports.
 
     with stand_ins():
-        from ludic.training.step import train_step  # imports the store, and with it msgspec
+        from ludic.training import train_step  # imports the store, and with it msgspec
 
 In the block each missing package of PACKAGES is imported as a stand-in: any name can be taken from it, and a call gives
 such a name again, as for `Meta(ge=0)` in an annotation. After the block the package is missing again, and a call of one

@@ -174,7 +174,7 @@ def loop(module: Any, folder: Path, quick: bool) -> Callable[[], dict[str, float
     module.make_tiny_model(model, module.WORDS, hidden_size=64)
     run = module.RunConfig(model=model, env=("moar_cats",), max_tokens=32, accept_incomplete=True)
     config = module.TrainConfig.of(num_steps=1000, learning_rate=1e-3)
-    start = getattr(module, "put_run", None) or module.Root.create  # of a checkout older than ludic.run_json
+    start = getattr(module, "put_run", None) or module.Root.create  # of a checkout older than ludic.run.run_json
     steps: Iterator[Any] = module.minimal.learn(start(f"{folder}/run", run), config, folder)
     return lambda: {f"{steps_a_round} steps": _timed_once(lambda: list(islice(steps, steps_a_round)))}
 
@@ -202,6 +202,6 @@ if __name__ == "__main__":
     if "--measure" in sys.argv:
         answer(quick="--quick" in sys.argv)
     else:
-        from ludic.flags import run_script
+        from ludic.settings import run_script
 
         run_script(main, description=__doc__)

@@ -25,14 +25,12 @@ import pyarrow.parquet as pq
 
 from benchmarks.measure import print_table, take_turns
 from benchmarks.rollouts import make_batch
-from ludic.flags import run_script
-from ludic.maintenance.compact import ROW_GROUP_ROWS, compact
-from ludic.records import new_id
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import to_table
-from ludic.store import RolloutFile, Root, list_files
-from ludic.store.parquet import encode, group_ranges, open_writer, row_group_bounds, writer_options
+from ludic.records import new_id, to_table
+from ludic.root import Root
+from ludic.root.maintenance import ROW_GROUP_ROWS, compact
+from ludic.root.rows import RolloutFile, encode, group_ranges, list_files, open_writer, row_group_bounds, writer_options
+from ludic.run import RunConfig, put_run
+from ludic.settings import run_script
 
 NUM_WORKERS = 64
 ROWS = (64, 128, 256, 512, 1024, 2048, 4096)

@@ -23,8 +23,8 @@ import numpy as np
 from benchmarks.measure import print_table, processes
 from benchmarks.rollouts import make_batch, make_like
 from benchmarks.tables import TABLES
-from ludic.flags import run_script
-from ludic.schema import to_table
+from ludic.records import to_table
+from ludic.settings import run_script
 
 GROUP_SIZE = 8
 

@@ -18,10 +18,17 @@ from transformers import PreTrainedModel
 
 from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.models import make_model
-from ludic.engines.continuous import CachedSequences, make_rows, random_numbers, sample
-from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
-from ludic.engines.transformers_engine import TransformersEngine
-from ludic.flags import run_script
+from ludic.engines import (
+    CachedSequences,
+    GenerationRequest,
+    SamplingParams,
+    TransformersEngine,
+    generate_all,
+    make_rows,
+    random_numbers,
+    sample,
+)
+from ludic.settings import run_script
 
 _VOCABULARY = 1024
 

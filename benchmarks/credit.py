@@ -15,9 +15,8 @@ from typing import Any
 import duckdb
 
 from benchmarks.measure import print_table
-from ludic.flags import run_script
-from ludic.sql import advantages
-from ludic.sql.connect import open_duckdb
+from ludic.root.sql import advantages, open_duckdb
+from ludic.settings import run_script
 
 CONTESTANTS: dict[str, dict[str, Any]] = {
     "rloo": {},

@@ -40,25 +40,26 @@ from transformers import GenerationConfig
 import ludic
 from benchmarks.measure import print_table
 from benchmarks.ports import free_port
-from ludic.children import start_python
-from ludic.demos.words import OTHER_WORDS
-from ludic.engines.config import EngineConfig
-from ludic.engines.engine import Completion, Engine, GenerationRequest, SamplingParams
-from ludic.engines.registry import EngineSetup, engine_maker
-from ludic.engines.server_engine import ServerEngine
-from ludic.environments.moar_cats import WORDS
+from ludic.app import OTHER_WORDS, ServerArguments, work
+from ludic.base import is_installed, start_python
+from ludic.engines import (
+    Completion,
+    Engine,
+    EngineConfig,
+    EngineSetup,
+    GenerationRequest,
+    SamplingParams,
+    ServerEngine,
+    engine_maker,
+)
+from ludic.environments import WORDS
 from ludic.errors import NoServerError
-from ludic.flags import run_script
-from ludic.installed import is_installed
-from ludic.launch.vllm_server import ServerArguments
-from ludic.launch.work import work
-from ludic.models.chat import load_tokenizer
-from ludic.models.tiny import make_tiny_model
-from ludic.models.weight_files import load_pretrained
-from ludic.rollouts.config import WorkerConfig
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.store import Root, publish_policy
+from ludic.models import load_pretrained, load_tokenizer, make_tiny_model
+from ludic.rollouts import WorkerConfig
+from ludic.root import Root
+from ludic.root.weights import publish_policy
+from ludic.run import RunConfig, put_run
+from ludic.settings import run_script
 
 _GROUP = 8
 _LONGEST = 8
@@ -279,7 +280,7 @@ def _sample_bare(engine: Engine, requests: Sequence[GenerationRequest]) -> list[
         await asyncio.gather(*(one_by_one() for _ in range(engine.max_batch)))
 
     if engine.name.startswith("vllm"):
-        from ludic.engines.vllm_engine import VllmEngine
+        from ludic.engines import VllmEngine
 
         assert isinstance(engine, VllmEngine)
         engine._process.wait(refill(partial(_generate_bare, engine)))

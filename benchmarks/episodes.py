@@ -21,14 +21,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.measure import print_table
-from ludic.agents.agent import Agent
-from ludic.agents.play import run_episode, single_agent
-from ludic.agents.requests import EpisodeLimits, EpisodeRequest, repeat
-from ludic.agents.tools.toolbox import Toolbox
-from ludic.engines.engine import Completion, GenerationRequest, SamplingParams
-from ludic.environments.environment import Example, Split, Transition
-from ludic.flags import run_script
+from ludic.agents import Agent, EpisodeLimits, EpisodeRequest, Toolbox, repeat, run_episode, single_agent
+from ludic.engines import Completion, GenerationRequest, SamplingParams
+from ludic.environments import Example, Split, Transition
 from ludic.records import Message, WeightSpan
+from ludic.settings import run_script
 
 _LATENCY_S, _LONGEST_TOOL_S = 0.05, 0.5
 _MAX_BATCH, _NUM_STEPS = 32, 5

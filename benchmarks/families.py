@@ -22,13 +22,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from ludic.engines.transformers_engine import exact_attention
+from ludic.base import is_installed
+from ludic.engines import exact_attention
 from ludic.errors import ModelError, one_line
-from ludic.flags import run_script
-from ludic.installed import is_installed
-from ludic.models.families import shrink
-from ludic.training.model import check_trainable
-from ludic.training.packed import by_sequence
+from ludic.models import shrink
+from ludic.settings import run_script
+from ludic.training import by_sequence, check_trainable
 
 
 def _longrope(num_factors: int, **values: float) -> dict[str, Any]:

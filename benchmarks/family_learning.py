@@ -26,11 +26,10 @@ import ludic
 from benchmarks.families import INCOMPLETE
 from benchmarks.measure import print_table
 from benchmarks.vllm_families import small_config
-from ludic.demos.words import OTHER_WORDS
-from ludic.environments.moar_cats import WORDS
-from ludic.flags import run_script
-from ludic.models.families import shrink
-from ludic.models.tiny import make_tiny_model
+from ludic.app import OTHER_WORDS
+from ludic.environments import WORDS
+from ludic.models import make_tiny_model, shrink
+from ludic.settings import run_script
 
 FAMILIES = ("gpt_oss", "qwen3_5_text", "qwen3_next", "nemotron_h", "lfm2", "deepseek_v3", "glm4_moe")
 FLAGS = (

@@ -47,31 +47,40 @@ with stand_ins():
     from benchmarks.models import make_model
     from benchmarks.one_rank import shard_always
     from benchmarks.packing import skewed_sequences
-    from ludic.batches.config import MICRO_BATCH_TOKENS
-    from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
-    from ludic.distributed import init_distributed, shut_down, unlimited_group
+    from ludic.base import init_distributed, shut_down, unlimited_group
     from ludic.errors import ModelError, one_line
-    from ludic.flags import run_script
-    from ludic.models.families import NUM_TOKENS, logprobs_alone, shrink, spread, without_kernels
-    from ludic.run_config import RunConfig
-    from ludic.run_json import put_run
-    from ludic.training.config import TrainConfig, describe_computing
-    from ludic.training.device_defaults import Gpu, with_defaults
-    from ludic.training.flops import device_peak_flops, model_cost, step_flops
-    from ludic.training.logprobs import linear_logprobs
-    from ludic.training.memory import DeviceKind, activations, model_sizes, rank_memory
-    from ludic.training.model import (
+    from ludic.models import NUM_TOKENS, logprobs_alone, shrink, spread, without_kernels
+    from ludic.run import RunConfig, put_run
+    from ludic.settings import run_script
+    from ludic.training import (
+        PACKED_ATTENTION,
+        DeviceKind,
+        Gpu,
+        StepTimer,
+        TrainConfig,
+        activations,
+        build_optimizer,
+        by_sequence,
         check_trainable,
         compute_dtype,
+        describe_computing,
+        device_peak_flops,
         full_state_dict,
         kernels_keep_borders,
+        linear_logprobs,
+        model_cost,
+        model_sizes,
         packed_logprobs,
         publish_dtype,
+        rank_memory,
+        run_at_once,
         save_weights,
         shard,
+        step_flops,
+        train_step,
+        with_defaults,
     )
-    from ludic.training.packed import PACKED_ATTENTION, by_sequence, run_at_once
-    from ludic.training.step import StepTimer, build_optimizer, train_step
+    from ludic.training.batches import MICRO_BATCH_TOKENS, MicroBatch, TrainingSequence, assign, pack
 
 Cells = Sequence[str]
 SECONDS = 480
@@ -663,8 +672,8 @@ def files(setting: Setting) -> Iterator[Cells]:
     if not _is_installed("msgspec"):
         yield "checkpoint", "not measured: the store needs msgspec", "", ""
         return
-    from ludic.run_config import RunConfig
-    from ludic.training.checkpoint import take_snapshot, write_checkpoint
+    from ludic.run import RunConfig
+    from ludic.training import take_snapshot, write_checkpoint
 
     optimizer = build_optimizer(model, config)
     batches, num_tokens = _packed(skewed_sequences(4, 64, 256, vocab_size=512), config)
@@ -706,8 +715,8 @@ def run(setting: Setting) -> Iterator[Cells]:
 
 def _run(setting: Setting, engine: str) -> Cells:
     import ludic
-    from ludic.environments.moar_cats import WORDS
-    from ludic.models.tiny import make_tiny_model
+    from ludic.environments import WORDS
+    from ludic.models import make_tiny_model
 
     root, num_steps = str(setting.folder / engine), 3 if setting.is_quick else 100
     model = str(setting.folder / "model")

@@ -32,30 +32,19 @@ import numpy as np
 
 import ludic
 from benchmarks.measure import print_table
-from ludic.agents.agent import Agent
-from ludic.batches import online
-from ludic.batches.online import OnlineSource
-from ludic.code.waits import SideThread
-from ludic.engines.engine import Completion, GenerationRequest
-from ludic.environments import event_loops
-from ludic.environments.environment import Example, Score, Split, Transition
-from ludic.environments.limits import LimitedEnvironments
-from ludic.environments.single_turn import SingleTurn
-from ludic.eval.config import EvalConfig
-from ludic.eval.sampling import evaluate
-from ludic.flags import run_script
-from ludic.models.chat import load_tokenizer
-from ludic.models.tiny import make_tiny_model
+from ludic.agents import Agent
+from ludic.engines import Completion, GenerationRequest
+from ludic.environments import Example, LimitedEnvironments, Score, SingleTurn, Split, Transition, event_loops
+from ludic.eval import EvalConfig, evaluate
+from ludic.models import load_tokenizer, make_tiny_model
 from ludic.records import Message, WeightSpan
-from ludic.rollouts.config import WorkerConfig
-from ludic.rollouts.pump import EngineCalls, Scheduler
-from ludic.rollouts.sampler import GroupSampler, episodes_of_run
-from ludic.rollouts.worker import opened_stream
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
-from ludic.store import RolloutWriter, Root, start_attempt, write_ledger
-from ludic.training.config import TrainConfig
-from ludic.training.publisher import Publisher
+from ludic.rollouts import EngineCalls, GroupSampler, Scheduler, WorkerConfig, episodes_of_run, opened_stream
+from ludic.root import Root, start_attempt
+from ludic.root.rows import RolloutWriter, write_ledger
+from ludic.run import RunConfig, create_root
+from ludic.settings import SideThread, run_script
+from ludic.training import Publisher, TrainConfig
+from ludic.training.batches import OnlineSource, online
 
 TOKENS_EACH = 16
 """Tokens that one simulated token stands for."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.measure import print_table
 from ludic.eval import statistics
-from ludic.flags import run_script
+from ludic.settings import run_script
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 

@@ -6,7 +6,7 @@ Each token's kept ids are drawn from a distribution over a vocabulary of 150,000
 by top_k and top_p. The tokens at each rank are those of a context: half are the same everywhere, as common words are,
 and the others differ from token to token. Parquet's encodings leave the column's type as it is, list<list<int32>>, and
 any reader decodes them. The others would need a type of their own: a bitmap of the vocabulary, and, as text, the ids
-that were cut (the complement). ludic uses the encoding of ludic.store.parquet.
+that were cut (the complement). ludic uses the encoding of ludic.root.rows.parquet.
 """
 
 import io
@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.measure import print_table
-from ludic.flags import run_script
-from ludic.store.parquet import writer_options
+from ludic.root.rows import writer_options
+from ludic.settings import run_script
 
 VOCABULARY = 150_000
 _COLUMN = "kept_tokens.list.element.list.element"

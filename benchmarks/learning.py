@@ -18,10 +18,10 @@ from statistics import fmean, median
 
 import ludic
 from benchmarks.measure import print_table
-from ludic.demos.words import OTHER_WORDS
-from ludic.environments.moar_cats import WORDS
-from ludic.flags import run_script
-from ludic.models.tiny import make_tiny_model
+from ludic.app import OTHER_WORDS
+from ludic.environments import WORDS
+from ludic.models import make_tiny_model
+from ludic.settings import run_script
 
 COMMON = (
     "--accept-incomplete --group-size 16 --groups-per-batch 16 --num-workers 1 --batches-ahead 2 --learning-rate 4e-3 "

@@ -15,10 +15,9 @@ from transformers import PreTrainedModel
 
 from benchmarks.measure import in_a_process, peak_bytes, print_table, start_peak
 from benchmarks.models import make_model
-from ludic.batches.packing import MicroBatch, TrainingSequence, pack
-from ludic.flags import run_script
-from ludic.training.logprobs import token_logprobs
-from ludic.training.packed import packed_arguments
+from ludic.settings import run_script
+from ludic.training import packed_arguments, token_logprobs
+from ludic.training.batches import MicroBatch, TrainingSequence, pack
 
 ALL_LOGITS = 0
 """Chunk size that means no chunks."""

@@ -13,20 +13,16 @@ from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.measure import median_ratio, print_table, take_turns
-from ludic.agents.agent import Agent
-from ludic.batches.packing import TrainingSequence, pack
-from ludic.engines.transformers_engine import TransformersEngine
-from ludic.environments.moar_cats import WORDS
-from ludic.flags import run_script
-from ludic.models.chat import load_tokenizer
-from ludic.models.tiny import make_tiny_model
+from ludic.agents import Agent
+from ludic.engines import TransformersEngine
+from ludic.environments import WORDS
+from ludic.models import load_tokenizer, make_tiny_model
 from ludic.records import RolloutGroup
-from ludic.rollouts.sampler import GroupSampler
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.training.config import TrainConfig
-from ludic.training.model import load_model
-from ludic.training.step import build_optimizer, learning_rate, train_step
+from ludic.rollouts import GroupSampler
+from ludic.run import RunConfig, put_run
+from ludic.settings import run_script
+from ludic.training import TrainConfig, build_optimizer, learning_rate, load_model, train_step
+from ludic.training.batches import TrainingSequence, pack
 from pipelines import minimal
 
 

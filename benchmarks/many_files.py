@@ -22,10 +22,11 @@ from benchmarks.measure import in_a_process, median_ratio, print_table
 from benchmarks.sql import by_sql, connect, plain_duckdb
 from benchmarks.stores import GROUPS_A_FILE, make_store
 from benchmarks.tail import COLUMNS
-from ludic.flags import run_script
-from ludic.paths import CACHE_VARIABLE
-from ludic.show.stats import collect_stats
-from ludic.store import RolloutReader, Root
+from ludic.app import collect_stats
+from ludic.base import CACHE_VARIABLE
+from ludic.root import Root
+from ludic.root.rows import RolloutReader
+from ludic.settings import run_script
 
 FILES_A_VERSION = 20
 PLAIN = "DuckDB without ludic: RLOO"

@@ -16,13 +16,12 @@ from typing import Any
 
 from benchmarks.measure import in_a_process, print_table
 from benchmarks.rollouts import make_batch, make_like
-from ludic.flags import run_script
-from ludic.maintenance.compact import compact
 from ludic.records import new_id
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.store import RolloutReader, RolloutWriter, Root
-from ludic.store.ledger import read_rollouts
+from ludic.root import Root
+from ludic.root.maintenance import compact
+from ludic.root.rows import RolloutReader, RolloutWriter, read_rollouts
+from ludic.run import RunConfig, put_run
+from ludic.settings import run_script
 
 Role = Callable[..., None]
 COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "token_rewards"]

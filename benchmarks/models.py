@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
-from ludic.training.packed import PACKED_ATTENTION
+from ludic.training import PACKED_ATTENTION
 
 
 def make_model(*, attention: str = PACKED_ATTENTION, **sizes: Any) -> PreTrainedModel:

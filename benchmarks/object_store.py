@@ -18,8 +18,8 @@ import fsspec
 
 from benchmarks.measure import print_table
 from benchmarks.s3_server import BUCKET, s3_server
-from ludic.flags import run_script
-from ludic.store.s3 import CLIENT_CONFIG, S3, ObstoreS3
+from ludic.root.storage import CLIENT_CONFIG, S3, ObstoreS3
+from ludic.settings import run_script
 
 FILE_BYTES = 300_000
 """Size of a file with 8 groups of 8 rollouts."""

@@ -23,14 +23,11 @@ from transformers import PreTrainedModel
 from benchmarks.measure import print_table, take_turns
 from benchmarks.models import make_model
 from benchmarks.packing import skewed_sequences
-from ludic.batches.packing import MicroBatch, assign, pack
-from ludic.distributed import init_distributed, shut_down
-from ludic.flags import run_script
-from ludic.models.weight_files import decoder_layers
-from ludic.training.config import TrainConfig
-from ludic.training.logprobs import register_token_logprobs
-from ludic.training.packed import packed_arguments
-from ludic.training.step import build_optimizer, train_step
+from ludic.base import init_distributed, shut_down
+from ludic.models import decoder_layers
+from ludic.settings import run_script
+from ludic.training import TrainConfig, build_optimizer, packed_arguments, register_token_logprobs, train_step
+from ludic.training.batches import MicroBatch, assign, pack
 
 _SIZES = {"width 128": (128, 4, 1024), "width 256": (256, 8, 4096)}
 """Hidden size, layers and vocabulary."""

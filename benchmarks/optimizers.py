@@ -18,12 +18,10 @@ from transformers import PreTrainedModel
 from benchmarks.measure import print_table
 from benchmarks.models import make_model
 from benchmarks.packing import skewed_sequences
-from ludic.batches.packing import pack
-from ludic.distributed import init_distributed, shut_down
-from ludic.flags import run_script
-from ludic.training.config import TrainConfig
-from ludic.training.model import shard
-from ludic.training.step import build_optimizer, train_step
+from ludic.base import init_distributed, shut_down
+from ludic.settings import run_script
+from ludic.training import TrainConfig, build_optimizer, shard, train_step
+from ludic.training.batches import pack
 
 _VOCABULARY = 1024
 _LEARNING_RATE = 1e-3

@@ -17,8 +17,8 @@ from statistics import median
 from packaging.requirements import Requirement
 
 from benchmarks.measure import print_table
-from ludic.flags import run_script
-from ludic.installed import LUDIC, TRAIN
+from ludic.base import LUDIC, TRAIN
+from ludic.settings import run_script
 
 COMMANDS = {
     "python -c pass": ["-c", "pass"],

@@ -19,13 +19,9 @@ from transformers import PreTrainedModel
 from benchmarks.measure import in_a_process, median_ratio, print_table
 from benchmarks.models import make_model
 from benchmarks.padding import fill_padded, padded_logprobs
-from ludic.batches.config import MICRO_BATCH_TOKENS
-from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
-from ludic.flags import run_script
-from ludic.training.config import TrainConfig
-from ludic.training.logprobs import token_logprobs
-from ludic.training.losses import rl_loss
-from ludic.training.packed import PACKED_ATTENTION
+from ludic.settings import run_script
+from ludic.training import PACKED_ATTENTION, TrainConfig, rl_loss, token_logprobs
+from ludic.training.batches import MICRO_BATCH_TOKENS, MicroBatch, TrainingSequence, assign, pack
 
 CONTESTANTS = ("packed", "packed, dense mask", "padded, sorted", "padded")
 

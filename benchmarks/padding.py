@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ludic.batches.packing import MicroBatch, TrainingSequence
-from ludic.training.logprobs import linear_logprobs
+from ludic.training import linear_logprobs
+from ludic.training.batches import MicroBatch, TrainingSequence
 
 
 def fill_padded(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

@@ -19,15 +19,26 @@ from transformers import Qwen3Config
 from benchmarks.logprobs_memory import even_batch
 from benchmarks.measure import in_a_process, peak_bytes, print_table, start_peak
 from benchmarks.models import make_model
-from ludic.distributed import init_distributed, shut_down
-from ludic.flags import run_script
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.training.checkpoint import take_snapshot, write_checkpoint
-from ludic.training.config import ModelConfig, TrainConfig
-from ludic.training.memory import PROCESS, activations, host_memory, model_sizes, rank_memory
-from ludic.training.model import detached, full_state_dict, save_weights, shard
-from ludic.training.step import build_optimizer, train_step
+from ludic.base import init_distributed, shut_down
+from ludic.run import RunConfig, put_run
+from ludic.settings import run_script
+from ludic.training import (
+    PROCESS,
+    ModelConfig,
+    TrainConfig,
+    activations,
+    build_optimizer,
+    detached,
+    full_state_dict,
+    host_memory,
+    model_sizes,
+    rank_memory,
+    save_weights,
+    shard,
+    take_snapshot,
+    train_step,
+    write_checkpoint,
+)
 
 SIZES: Mapping[str, tuple[int, int, int]] = {
     "100 M": (640, 14, 32_000),

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.rollouts import make_batch
-from ludic.flags import run_script
-from ludic.schema import to_table
-from ludic.sql import BatchRules, Planner
+from ludic.records import to_table
+from ludic.root.sql import BatchRules, Planner
+from ludic.settings import run_script
 
 GROUPS_PER_BATCH = 8
 RULES = BatchRules(

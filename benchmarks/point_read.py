@@ -26,10 +26,10 @@ import pyarrow as pa
 from benchmarks.measure import in_a_process, print_table
 from benchmarks.sql import plain_duckdb
 from benchmarks.stores import compact_copy, make_store
-from ludic.flags import run_script
-from ludic.schema import arrow_schema
-from ludic.store import Root, list_files, read_columns
-from ludic.store.files import find_rows, read_addresses
+from ludic.records import arrow_schema
+from ludic.root import Root
+from ludic.root.rows import find_rows, list_files, read_addresses, read_columns
+from ludic.settings import run_script
 
 Row = Mapping[str, Any]
 Read = Callable[[str, int], Row]

@@ -20,9 +20,9 @@ from transformers import PrinterCallback, TrainerCallback
 
 import ludic
 from benchmarks.measure import in_a_process, median_ratio, print_table, with_spread
-from ludic.environments.moar_cats import FORMS, SCENES
-from ludic.flags import run_script
-from ludic.models.tiny import make_tiny_model
+from ludic.environments import FORMS, SCENES
+from ludic.models import make_tiny_model
+from ludic.settings import run_script
 
 _NUM_STEPS, _NUM_WARM = 30, 5
 _QUESTIONS = [f"write a {form} about cats {scene}" for form in FORMS for scene in SCENES]

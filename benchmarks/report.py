@@ -20,9 +20,9 @@ from nbclient import NotebookClient
 
 import ludic
 from benchmarks.measure import print_table, take_turns, with_spread
-from ludic.environments.moar_cats import WORDS
-from ludic.flags import run_script
-from ludic.models.tiny import make_tiny_model
+from ludic.environments import WORDS
+from ludic.models import make_tiny_model
+from ludic.settings import run_script
 
 _NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 STEPS = 8

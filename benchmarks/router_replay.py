@@ -28,10 +28,9 @@ import ludic
 from benchmarks.family_learning import FLAGS, make_model
 from benchmarks.kept_tokens import parquet_sizes
 from benchmarks.measure import print_table
-from ludic.flags import run_script
-from ludic.models.families import spread
-from ludic.schema import array_columns
-from ludic.schema.arrays import to_arrow
+from ludic.models import spread
+from ludic.records import array_columns, to_arrow
+from ludic.settings import run_script
 
 _COLUMN = "experts.list.element.list.element.list.element"
 LAST_REWARD = (

@@ -18,7 +18,8 @@ import msgpack
 import msgspec
 import pyarrow.parquet as pq
 
-from ludic.store import Root, list_files
+from ludic.root import Root
+from ludic.root.rows import list_files
 
 Advantages = dict[str, float]
 """Advantage by rollout_id."""

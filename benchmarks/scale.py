@@ -23,11 +23,11 @@ import torch
 from benchmarks.measure import print_table
 from benchmarks.s3_server import BUCKET, Request, S3Server, s3_server
 from benchmarks.simulation import GROUP_SIZE, GROUPS_PER_CALL, ROLLOUTS_A_SECOND, Outcome, simulate
-from ludic.distributed import init_distributed, shut_down
-from ludic.flags import run_script
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.store import MetricsTail, Root
+from ludic.base import init_distributed, shut_down
+from ludic.root import Root
+from ludic.root.rows import MetricsTail
+from ludic.run import RunConfig, put_run
+from ludic.settings import run_script
 
 DOLLARS = {"PUT": 5e-6, "POST": 5e-6, "LIST": 5e-6, "GET": 4e-7, "HEAD": 4e-7, "DELETE": 0.0}
 """List prices of a request, S3 Standard in us-east-1, 2026-11."""

@@ -23,8 +23,8 @@ from statistics import median
 from tokenizers import pre_tokenizers, trainers
 
 from benchmarks.measure import print_table, with_spread
-from ludic.flags import run_script
-from ludic.models.tiny import CHAT_END, CHAT_PAD, CHAT_START, train_tokenizer, write_model
+from ludic.models import CHAT_END, CHAT_PAD, CHAT_START, train_tokenizer, write_model
+from ludic.settings import run_script
 
 _TEMPLATE = """\
 {%- for message in messages %}<|im_start|>{{ message.role }}

@@ -24,30 +24,15 @@ from unittest import mock
 import pyarrow as pa
 
 from benchmarks.rollouts import make_batch
-from ludic.batches import online
-from ludic.batches.online import OnlineSource
-from ludic.batches.reading import read_rank_batch
 from ludic.records import RolloutBatch, RolloutGroup, new_id
+from ludic.rollouts import Schedule, new_worker_id, stream_metrics
 from ludic.rollouts import worker as real_worker
-from ludic.rollouts.metrics import stream_metrics
-from ludic.rollouts.schedule import Schedule, new_worker_id
-from ludic.run_json import run_of
-from ludic.store import (
-    LatestPolicy,
-    MetricsLog,
-    RolloutReader,
-    RolloutWriter,
-    Root,
-    fetch_policy,
-    latest_policy,
-    point_latest,
-    reader,
-    start_attempt,
-    write_ledger,
-)
-from ludic.store.claims import check_holds_slot, claim_slot
-from ludic.training.config import TrainConfig
-from ludic.training.publisher import Publisher
+from ludic.root import LatestPolicy, Root, check_holds_slot, claim_slot, start_attempt
+from ludic.root.rows import MetricsLog, RolloutReader, RolloutWriter, reader, write_ledger
+from ludic.root.weights import fetch_policy, latest_policy, point_latest
+from ludic.run import run_of
+from ludic.training import Publisher, TrainConfig
+from ludic.training.batches import OnlineSource, online, read_rank_batch
 
 GROUP_SIZE, GROUPS_PER_CALL = 8, 8
 TOKENS = 32

@@ -27,10 +27,11 @@ import ludic
 from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.row_formats import readers, write_rows
 from benchmarks.stores import compact_copy, make_store
-from ludic.flags import run_script
-from ludic.paths import CACHE_VARIABLE
-from ludic.sql import advantages
-from ludic.store import Root, list_files
+from ludic.base import CACHE_VARIABLE
+from ludic.root import Root
+from ludic.root.rows import list_files
+from ludic.root.sql import advantages
+from ludic.settings import run_script
 
 FILTERS = (
     "drop_errors",

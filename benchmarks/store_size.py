@@ -24,14 +24,11 @@ import pyarrow.parquet as pq
 
 from benchmarks.measure import in_a_process, median_ratio, print_table, take_turns, with_spread
 from benchmarks.rollouts import Source, make_batch
-from ludic.flags import run_script
-from ludic.records import RolloutBatch, new_id
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import array_columns, column_values, to_table, validate
-from ludic.store import RolloutFile, read_rows
-from ludic.store.local import Content
-from ludic.store.parquet import encode
+from ludic.records import RolloutBatch, array_columns, column_values, new_id, to_table, validate
+from ludic.root.rows import RolloutFile, encode, read_rows
+from ludic.root.storage import Content
+from ludic.run import RunConfig, put_run
+from ludic.settings import run_script
 
 COLUMNS = {"response_tokens": np.int32, "response_logprobs": np.float32, "token_rewards": np.float32}
 """Columns that are read, with their dtypes."""

@@ -13,13 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.rollouts import make_batch
-from ludic.maintenance.compact import compact
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import to_table
-from ludic.store import RolloutFile, Root
-from ludic.store.local import Content
-from ludic.store.parquet import encode
+from ludic.records import to_table
+from ludic.root import Root
+from ludic.root.maintenance import compact
+from ludic.root.rows import RolloutFile, encode
+from ludic.root.storage import Content
+from ludic.run import RunConfig, put_run
 
 GROUP_SIZE = 8
 GROUPS_A_FILE = 8

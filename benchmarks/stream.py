@@ -30,18 +30,14 @@ import torch
 from benchmarks.measure import in_a_process, median_ratio, print_table, take_turns
 from benchmarks.padding import fill_padded
 from benchmarks.rollouts import make_batch, with_own_requests
-from ludic.batches.config import MICRO_BATCH_TOKENS
-from ludic.batches.reading import read_rank_batch
-from ludic.batches.source import BatchPlan
-from ludic.flags import run_script
-from ludic.records import Rollout, RolloutBatch
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import to_table
-from ludic.sql import BatchRules, Planner
-from ludic.store import RolloutFile, RolloutReader, Root
-from ludic.store.parquet import encode
-from ludic.training.config import TrainConfig
+from ludic.records import Rollout, RolloutBatch, to_table
+from ludic.root import Root
+from ludic.root.rows import RolloutFile, RolloutReader, encode
+from ludic.root.sql import BatchRules, Planner
+from ludic.run import RunConfig, put_run
+from ludic.settings import run_script
+from ludic.training import TrainConfig
+from ludic.training.batches import MICRO_BATCH_TOKENS, BatchPlan, read_rank_batch
 
 CONFIG = TrainConfig.of(max_tokens_per_micro_batch=MICRO_BATCH_TOKENS)
 NUM_FILES, GROUPS, GROUP_SIZE = 4, 32, 8

@@ -16,11 +16,10 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from sqlalchemy.exc import OperationalError
 
-from ludic.records import RolloutBatch
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import to_table
-from ludic.store import RolloutWriter, Root
+from ludic.records import RolloutBatch, to_table
+from ludic.root import Root
+from ludic.root.rows import RolloutWriter
+from ludic.run import RunConfig, put_run
 
 # The fork server has imported lance, and never called it.
 warnings.filterwarnings("ignore", "lance is not fork-safe")

@@ -26,14 +26,12 @@ from lance.fragment import write_fragments
 
 from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.rollouts import make_batch, make_like
-from ludic.flags import run_script
-from ludic.records import RolloutBatch
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import to_table
-from ludic.sql import BatchRules, Planner
-from ludic.store import RolloutFile, RolloutReader, RolloutWriter, Root
-from ludic.store.parquet import encode
+from ludic.records import RolloutBatch, to_table
+from ludic.root import Root
+from ludic.root.rows import RolloutFile, RolloutReader, RolloutWriter, encode
+from ludic.root.sql import BatchRules, Planner
+from ludic.run import RunConfig, put_run
+from ludic.settings import run_script
 
 COLUMNS = Planner(BatchRules(groups_per_batch=8)).columns
 GROUP_SIZE = 8

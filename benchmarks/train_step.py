@@ -27,16 +27,21 @@ from benchmarks.measure import in_a_process, print_table
 from benchmarks.models import make_model
 from benchmarks.packing import skewed_sequences
 from benchmarks.padding import fill_padded, pad_tokens, padded_logprobs, response_states
-from ludic.batches.config import MICRO_BATCH_TOKENS
-from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
-from ludic.distributed import init_distributed, shut_down
-from ludic.flags import run_script
-from ludic.training.config import TrainConfig
-from ludic.training.flops import device_peak_flops, model_cost, step_flops
-from ludic.training.losses import rl_loss
-from ludic.training.model import compute_dtype, shard
-from ludic.training.packed import PACKED_ATTENTION
-from ludic.training.step import build_optimizer, train_step
+from ludic.base import init_distributed, shut_down
+from ludic.settings import run_script
+from ludic.training import (
+    PACKED_ATTENTION,
+    TrainConfig,
+    build_optimizer,
+    compute_dtype,
+    device_peak_flops,
+    model_cost,
+    rl_loss,
+    shard,
+    step_flops,
+    train_step,
+)
+from ludic.training.batches import MICRO_BATCH_TOKENS, MicroBatch, TrainingSequence, assign, pack
 
 Size = Literal["0.6B", "1.7B", "tiny"]
 SIZES: dict[Size, dict[str, Any]] = {

@@ -22,18 +22,14 @@ import torch
 from benchmarks.measure import print_table
 from benchmarks.rollouts import make_batch, with_own_requests
 from benchmarks.s3_server import BUCKET, s3_server
-from ludic.batches.online import OnlineSource
-from ludic.batches.stream import PlannedStream
-from ludic.distributed import init_distributed, shut_down
-from ludic.flags import run_script
-from ludic.records import RolloutBatch, RolloutGroup, new_id
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import to_table
-from ludic.store import RolloutFile, Root, start_attempt
-from ludic.store.parquet import encode
-from ludic.training.config import TrainConfig
-from ludic.training.publisher import Publisher
+from ludic.base import init_distributed, shut_down
+from ludic.records import RolloutBatch, RolloutGroup, new_id, to_table
+from ludic.root import Root, start_attempt
+from ludic.root.rows import RolloutFile, encode
+from ludic.run import RunConfig, put_run
+from ludic.settings import run_script
+from ludic.training import Publisher, TrainConfig
+from ludic.training.batches import OnlineSource, PlannedStream
 
 S3_LATENCY_S = 0.02
 NUM_WORKERS, GROUPS_A_FILE, GROUP_SIZE = 8, 4, 8

@@ -26,10 +26,10 @@ from textual.pilot import Pilot
 import ludic
 from benchmarks.measure import print_table, with_spread
 from benchmarks.stores import make_store
-from ludic.flags import run_script
-from ludic.paths import CACHE_VARIABLE
-from ludic.show.terminal.app import ViewApp
-from ludic.store import Root
+from ludic.app import ViewApp
+from ludic.base import CACHE_VARIABLE
+from ludic.root import Root
+from ludic.settings import run_script
 
 _SIZE = (130, 40)
 _ACTIONS = {
@@ -135,7 +135,7 @@ async def measure(root: Root) -> Times:
 
 def import_seconds() -> tuple[float, float]:
     """Return the wall and CPU seconds of the viewer's imports, in a new process."""
-    program = "import time; a = time.perf_counter(), time.process_time(); import ludic.show.terminal.app; "
+    program = "import time; a = time.perf_counter(), time.process_time(); import ludic.app.show.terminal.app; "
     program += "print(time.perf_counter() - a[0], time.process_time() - a[1])"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     wall, cpu = map(float, done.stdout.split())

@@ -16,16 +16,20 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from benchmarks.families import INCOMPLETE
-from ludic.defaults import Longrope
-from ludic.engines.config import EngineConfig
-from ludic.engines.engine import Engine, GenerationRequest, SamplingParams, generate_all
-from ludic.engines.registry import EngineSetup, engine_maker
-from ludic.engines.vllm_options import set_variables
-from ludic.flags import run_script
-from ludic.models.families import TOLERANCE, probe_sequences, shrink, spread
-from ludic.models.rope import original_length
-from ludic.models.weight_files import load_config, repaired
-from ludic.training.model import full_state_dict, load_model, packed_logprobs, save_weights
+from ludic.base import Longrope
+from ludic.engines import (
+    Engine,
+    EngineConfig,
+    EngineSetup,
+    GenerationRequest,
+    SamplingParams,
+    engine_maker,
+    generate_all,
+    set_variables,
+)
+from ludic.models import TOLERANCE, load_config, original_length, probe_sequences, repaired, shrink, spread
+from ludic.settings import run_script
+from ludic.training import full_state_dict, load_model, packed_logprobs, save_weights
 
 SCALE = 2
 """Widths of the small models: heads have 32 numbers, experts 96."""

@@ -15,16 +15,15 @@ from typing import Any
 
 import ludic
 from benchmarks.measure import print_table
-from ludic.batches.packing import pack
-from ludic.batches.reading import read_sequences
-from ludic.environments.moar_cats import WORDS
-from ludic.flags import run_script
-from ludic.models.tiny import make_tiny_model
-from ludic.run_json import run_of
-from ludic.sql import BatchRules, Planner, connect
-from ludic.store import RolloutReader, Root
-from ludic.training.config import TrainConfig
-from ludic.training.trainer import train
+from ludic.environments import WORDS
+from ludic.models import make_tiny_model
+from ludic.root import Root
+from ludic.root.rows import RolloutReader
+from ludic.root.sql import BatchRules, Planner, connect
+from ludic.run import run_of
+from ludic.settings import run_script
+from ludic.training import TrainConfig, train
+from ludic.training.batches import pack, read_sequences
 
 TIMES = """
 select

@@ -20,9 +20,9 @@ from statistics import median
 
 import ludic
 from benchmarks.measure import median_ratio, print_table
-from ludic.environments.moar_cats import WORDS
-from ludic.flags import run_script
-from ludic.models.tiny import make_tiny_model
+from ludic.environments import WORDS
+from ludic.models import make_tiny_model
+from ludic.settings import run_script
 
 NUM_TURNS, IN_FLIGHT = 4, 64
 STEPS: Mapping[int, int] = {0: 24, 5: 24, 50: 24, 500: 10}
@@ -35,7 +35,7 @@ ENVIRONMENTS = f"""\
 import asyncio
 import time
 
-from ludic.environments.environment import Example, Transition
+from ludic.environments import Example, Transition
 from ludic.records import Message
 
 

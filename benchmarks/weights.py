@@ -34,26 +34,17 @@ import ludic
 from benchmarks.measure import median_ratio, print_table
 from benchmarks.models import make_model
 from benchmarks.s3_server import BUCKET, s3_server
-from ludic.batches.packing import TrainingSequence, pack
-from ludic.distributed import init_distributed, shut_down
-from ludic.engines import continuous
-from ludic.engines.config import EngineConfig
-from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
-from ludic.engines.transformers_engine import TransformersEngine
-from ludic.environments.moar_cats import WORDS
-from ludic.flags import run_script
-from ludic.models.tiny import make_tiny_model
-from ludic.rollouts.config import WorkerConfig
-from ludic.rollouts.worker import run_worker
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.store import Root, fetch_policy, prune_policies
-from ludic.store.policies import PolicyWriter, claim_policy
-from ludic.store.weights import write_delta
-from ludic.training.config import TrainConfig
-from ludic.training.model import full_state_dict, publish_dtype, save_weights
-from ludic.training.step import build_optimizer, train_step
-from ludic.training.trainer import train
+from ludic.base import init_distributed, shut_down
+from ludic.engines import EngineConfig, GenerationRequest, SamplingParams, TransformersEngine, continuous, generate_all
+from ludic.environments import WORDS
+from ludic.models import make_tiny_model
+from ludic.rollouts import WorkerConfig, run_worker
+from ludic.root import Root
+from ludic.root.weights import PolicyWriter, claim_policy, fetch_policy, prune_policies, write_delta
+from ludic.run import RunConfig, put_run
+from ludic.settings import run_script
+from ludic.training import TrainConfig, build_optimizer, full_state_dict, publish_dtype, save_weights, train, train_step
+from ludic.training.batches import TrainingSequence, pack
 
 S3_LATENCY_S = 0.02
 LEARNING_RATES = (1e-6, 1e-5, 1e-4)

@@ -22,7 +22,7 @@ import ludic
 DOCS = Path(__file__).parent.resolve()
 # One environment learns until a learning rate that is too high ruins the policy; the other's reward is always 0.
 SHOP = """\
-from ludic.environments.environment import Example, Score
+from ludic.environments import Example, Score
 from ludic.records import Message
 
 ANIMALS = {"dogs", "birds", "fish", "mice", "horse", "cow"}
@@ -61,7 +61,7 @@ def make_run(name: str, *command: str) -> None:
 
 def picture_of_panel(root: str, path: Path) -> None:
     """Draw the panel of `ludic watch` as SVG; it names no font of another server."""
-    from ludic.show.terminal.start import without_fonts
+    from ludic.app.show.terminal.start import without_fonts
 
     console = Console(record=True, width=110, file=StringIO(), force_terminal=True)
     ludic.open(root).watch(once=True).print_to(console)

@@ -7,11 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ludic.operations.create import create
-    from ludic.operations.fit import dpo, fit, grpo, sft
-    from ludic.operations.run import Run
-    from ludic.operations.run import open_run as open
-    from ludic.recording.recorder import record
+    from ludic.app import Run, create, dpo, fit, grpo, sft
+    from ludic.app import open_run as open
     from ludic.records import (
         AgentStep,
         EnvironmentStep,
@@ -22,13 +19,12 @@ if TYPE_CHECKING:
         RolloutMetadata,
         ToolCall,
     )
-    from ludic.run_config import RunConfig
-    from ludic.sql.connect import connect, refresh
-    from ludic.sql.scan import scan
-    from ludic.store.root import Root
+    from ludic.root import Root
+    from ludic.root.sql import connect, refresh, scan
+    from ludic.run import RunConfig, record
 
 _HOMES = {
-    "Run": "ludic.operations.run",
+    "Run": "ludic.app.operations.run",
     "AgentStep": "ludic.records",
     "EnvironmentStep": "ludic.records",
     "Message": "ludic.records",
@@ -37,18 +33,18 @@ _HOMES = {
     "RolloutGroup": "ludic.records",
     "RolloutMetadata": "ludic.records",
     "ToolCall": "ludic.records",
-    "connect": "ludic.sql.connect",
-    "create": "ludic.operations.create",
-    "dpo": "ludic.operations.fit",
-    "fit": "ludic.operations.fit",
-    "grpo": "ludic.operations.fit",
-    "open": "ludic.operations.run",
-    "record": "ludic.recording.recorder",
-    "refresh": "ludic.sql.connect",
-    "scan": "ludic.sql.scan",
-    "sft": "ludic.operations.fit",
-    "Root": "ludic.store.root",
-    "RunConfig": "ludic.run_config",
+    "connect": "ludic.root.sql.connection",
+    "create": "ludic.app.operations.create",
+    "dpo": "ludic.app.operations.fit",
+    "fit": "ludic.app.operations.fit",
+    "grpo": "ludic.app.operations.fit",
+    "open": "ludic.app.operations.run",
+    "record": "ludic.run.recording.recorder",
+    "refresh": "ludic.root.sql.connection",
+    "scan": "ludic.root.sql.lazy_frames",
+    "sft": "ludic.app.operations.fit",
+    "Root": "ludic.root.root",
+    "RunConfig": "ludic.run.config",
 }
 
 _MODULES = {
@@ -95,7 +91,7 @@ def __getattr__(name: str) -> Any:
             return import_module(_MODULES[name])
         return getattr(import_module(_HOMES[name]), _OWN_NAMES.get(name, name))
     except ModuleNotFoundError as error:
-        from ludic.installed import missing_extra
+        from ludic.base import missing_extra
 
         if (missing := missing_extra(error)) is None:
             raise

@@ -1,3 +1,3 @@
-from ludic.cli.main import main
+from ludic.app import main
 
 main()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from ludic.masking import mask
+from ludic.base import mask
 
 _MOST_LISTED = 20
 """Maximum number of names that a message lists."""

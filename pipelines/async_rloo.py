@@ -10,9 +10,9 @@ a stop, the same command continues from the last checkpoint.
 from pathlib import Path
 
 import ludic
-from ludic.environments.moar_cats import WORDS
-from ludic.flags import run_script
-from ludic.models.tiny import make_tiny_model
+from ludic.environments import WORDS
+from ludic.models import make_tiny_model
+from ludic.settings import run_script
 
 
 def main(root: str = "runs/async", model: str = "runs/async-model", num_steps: int = 50, num_workers: int = 2) -> None:

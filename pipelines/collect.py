@@ -8,7 +8,7 @@ model itself, unless a trainer has published since (see train.py).
 """
 
 import ludic
-from ludic.flags import run_script
+from ludic.settings import run_script
 
 
 def main(

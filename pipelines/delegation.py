@@ -14,11 +14,11 @@ from random import Random
 from typing import Any
 
 import ludic
-from ludic.agents.delegation import delegate_schema, helper
-from ludic.environments.toys import Errands
-from ludic.flags import run_script
-from ludic.messages import to_message
-from ludic.models.tiny import make_tiny_chat_model
+from ludic.agents import delegate_schema, helper
+from ludic.environments import Errands
+from ludic.models import make_tiny_chat_model
+from ludic.records import to_message
+from ludic.settings import run_script
 
 HIGHEST = 4
 """Largest summand; a tiny model can memorise these sums."""

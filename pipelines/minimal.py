@@ -17,25 +17,30 @@ from pathlib import Path
 import pyarrow.compute as pc
 from transformers import PreTrainedModel
 
-from ludic.agents.agent import Agent
-from ludic.batches.packing import pack
-from ludic.batches.reading import read_sequences
-from ludic.distributed import init_distributed, shut_down
-from ludic.engines.transformers_engine import TransformersEngine
-from ludic.environments.moar_cats import WORDS
-from ludic.flags import run_script
-from ludic.models.chat import load_tokenizer
-from ludic.models.tiny import make_tiny_model
-from ludic.rollouts.sampler import GroupSampler
-from ludic.rollouts.schedule import new_worker_id
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run, run_of
-from ludic.sql import BatchRules, Planner
-from ludic.store import RolloutReader, RolloutWriter, Root, fetch_policy, start_attempt, write_ledger
-from ludic.training.config import TrainConfig
-from ludic.training.model import copy_tokenizer, full_state_dict, load_model, save_weights
-from ludic.training.publisher import Publisher
-from ludic.training.step import build_optimizer, learning_rate, train_step
+from ludic.agents import Agent
+from ludic.base import init_distributed, shut_down
+from ludic.engines import TransformersEngine
+from ludic.environments import WORDS
+from ludic.models import load_tokenizer, make_tiny_model
+from ludic.rollouts import GroupSampler, new_worker_id
+from ludic.root import Root, start_attempt
+from ludic.root.rows import RolloutReader, RolloutWriter, write_ledger
+from ludic.root.sql import BatchRules, Planner
+from ludic.root.weights import fetch_policy
+from ludic.run import RunConfig, put_run, run_of
+from ludic.settings import run_script
+from ludic.training import (
+    Publisher,
+    TrainConfig,
+    build_optimizer,
+    copy_tokenizer,
+    full_state_dict,
+    learning_rate,
+    load_model,
+    save_weights,
+    train_step,
+)
+from ludic.training.batches import pack, read_sequences
 
 
 def main(root: str = "runs/minimal", model: str = "runs/minimal-model", num_steps: int = 50) -> None:

@@ -11,7 +11,7 @@ After a stop or a kill, either continues from its last checkpoint.
 
 import ludic
 from ludic.errors import ConfigError
-from ludic.flags import run_script
+from ludic.settings import run_script
 
 
 def main(

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import torch
 
-from ludic.flags import run_script
-from ludic.store import Root
-from ludic.training import BatchConfig, BatchStream
-from ludic.training.logprobs import token_logprobs
-from ludic.training.model import load_model
+from ludic.root import Root
+from ludic.settings import run_script
+from ludic.training import load_model, token_logprobs
+from ludic.training.batches import BatchConfig, BatchStream
 
 
 def main(root: str = "runs/collected", output: str = "runs/own", epochs: int = 1, learning_rate: float = 1e-6) -> None:

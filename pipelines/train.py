@@ -12,7 +12,7 @@ kill, the same command continues from the last checkpoint.
 import os
 
 import ludic
-from ludic.flags import run_script
+from ludic.settings import run_script
 
 
 def main(root: str = "runs/collected", num_steps: int | None = None, learning_rate: float = 1e-6) -> None:

@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from ludic.errors import LudicError
-from ludic.maintenance.verify.records import check_code, check_inputs, check_model, check_records, check_weights
-from ludic.maintenance.verify.tables import TABLES, check_compactions, check_file
-from ludic.run_json import run_of
-from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_columns, read_ledger
-from ludic.store.attempts import complete_checkpoints, folder_of
-from ludic.store.catalogue import WORKERS
-from ludic.store.claims import read_lease
-from ludic.store.files import read_plans
-from ludic.store.parquet import decode
-from ludic.store.policies import read_delta, read_policy
-from ludic.store.tables import read_reference, read_reference_index
-from ludic.store.tombstones import list_quarantined, read_tombstones
-from ludic.store.weights import check_folder, read_identity, read_snapshot
+from ludic.root.attempts import complete_checkpoints, folder_of, read_attempt
+from ludic.root.catalogue import WORKERS
+from ludic.root.claims import read_lease
+from ludic.root.maintenance.verify.records import check_code, check_inputs, check_model, check_records, check_weights
+from ludic.root.maintenance.verify.tables import TABLES, check_compactions, check_file
+from ludic.root.root import Root
+from ludic.root.rows.files import read_plans
+from ludic.root.rows.ledger import read_ledger
+from ludic.root.rows.parquet import decode, read_columns
+from ludic.root.rows.reader import RolloutReader
+from ludic.root.rows.tables import read_reference, read_reference_index
+from ludic.root.rows.tombstones import list_quarantined, read_tombstones
+from ludic.root.weights.policies import latest_policy, read_delta, read_policy
+from ludic.root.weights.weight_folders import check_folder, read_identity, read_snapshot
+from ludic.run.run_json import run_of
 
 TOKENS = ["rollout_id", "prompt_tokens", "response_tokens", "response_logprobs", "action_mask", "temperature"]
 UNCOVERED = re.compile(r"quarantine/(?!.*\.json$)|logs/|\.tmp/|tensorboard/")

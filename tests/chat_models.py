@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from ludic.agents.agent import Agent
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.models.tiny import train_tokenizer
-from ludic.records import FinishReason, WeightSpan
+from ludic.records.rollout import FinishReason, WeightSpan
 
 # Repeated, so that line breaks and blanks are merged with the words around them, as in large vocabularies.
 _CORPUS = [

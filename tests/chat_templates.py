@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from ludic.models.tiny import train_tokenizer
-from ludic.records import Message, ToolCall
+from ludic.records.rollout import Message, ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from ludic.cli.settings import parse
-from ludic.operations.start import train
-from ludic.settings import arguments, convert, groups_in, settings_of, split
+from ludic.app.cli.settings import parse
+from ludic.app.operations.start import train
+from ludic.settings.table import arguments, convert, groups_in, settings_of, split
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import next_config
 

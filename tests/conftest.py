@@ -15,9 +15,9 @@ import hypothesis
 import pytest
 from moto.server import ThreadedMotoServer
 
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.store.root import Root
+from ludic.root.root import Root
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 # A busy machine is no failure.
 hypothesis.settings.register_profile("ludic", deadline=None)
@@ -34,7 +34,7 @@ def pytest_unconfigure() -> None:
 
 
 THROUGH_S3FS = ("test_reader.py", "test_retries.py", "test_root.py", "test_store_errors.py", "test_writer.py")
-"""Files of tests/store whose roots are also reached through plain s3fs; others would ask for the same again."""
+"""Files of tests/root whose roots are also reached through plain s3fs; others would ask for the same again."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Write rows into every container that ludic.data_files reads, one function for each suffix."""
+"""Write rows into every container that ludic.base.data_files reads, one function for each suffix."""
 
 import csv
 import gzip

@@ -12,8 +12,8 @@ from ludic.agents.play import by_environment
 from ludic.agents.requests import EpisodeLimits, EpisodeRequest
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example, Transition
-from ludic.records import Message, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
-from ludic.schema import validate
+from ludic.records.rollout import Message, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.records.validation import validate
 
 EXAMPLE = Example(example_id="start", messages=(Message(role="user", content="begin"),))
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
-from ludic.store import RolloutWriter, Root
-from ludic.store.evaluations import SampleBlock
+from ludic.records.rollout import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
+from ludic.root.root import Root
+from ludic.root.rows.evaluations import SampleBlock
+from ludic.root.rows.writer import RolloutWriter
 
 
 def store_evaluation(

@@ -13,14 +13,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pyarrow as pa
 from tiny_runs import make_whole_root
 
-from ludic.schema import arrow_schema
-from ludic.store import Root
-from ludic.store.catalogue import DATA, FILE_KINDS, FOREIGN, DataName, FileKind, Records, Table
-from ludic.store.code import keep_files
-from ludic.store.evaluations import evaluation_of, put_evaluation
-from ludic.store.parquet import encode_plain
-from ludic.store.records import encode_record
-from ludic.user_files import read_user_file
+from ludic.records.tables import arrow_schema
+from ludic.root.catalogue import DATA, FILE_KINDS, FOREIGN, DataName, FileKind, Records, Table
+from ludic.root.code import keep_files
+from ludic.root.json_records import encode_record
+from ludic.root.root import Root
+from ludic.root.rows.evaluations import evaluation_of, put_evaluation
+from ludic.root.rows.parquet import encode_plain
+from ludic.settings.user_files import read_user_file
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KINDS: tuple[FileKind[Any], ...] = tuple(row for row in FILE_KINDS if row not in FOREIGN)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ludic.defaults import Longrope
+from ludic.base.defaults import Longrope
 from ludic.models.families import logprobs_alone
 from ludic.models.weight_files import load_pretrained
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ludic.store.root import Root
+from ludic.root.root import Root
 
 Answer = TypeVar("Answer")
 Entry = dict[str, Any]

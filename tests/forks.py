@@ -32,15 +32,15 @@ import psutil
 from setproctitle import setproctitle
 
 from benchmarks.ports import free_port
-from ludic.installed import is_installed
+from ludic.base.installed import is_installed
 
 _PRELOADED = [
-    "ludic.cli.main",
-    "ludic.cli.commands",
+    "ludic.app.cli.main",
+    "ludic.app.cli.commands",
     "ludic.engines.transformers_engine",
-    "ludic.launch.evaluate",
-    "ludic.launch.train",
-    "ludic.launch.work",
+    "ludic.app.launch.evaluate",
+    "ludic.app.launch.train",
+    "ludic.app.launch.sample",
     "ludic.training.trainer",
     "torch.distributed.run",
     "transformers.models.qwen2.modeling_qwen2",
@@ -181,12 +181,12 @@ def _live(
     warnings.simplefilter(warned)
     sys.argv = words
     with (
-        patch("ludic.launch.start_server.start_python", _ForkedServer),
-        patch("ludic.launch.train.become_python", _become_module),
+        patch("ludic.app.launch.start_server.start_python", _ForkedServer),
+        patch("ludic.app.launch.train.become_python", _become_module),
         patch(f"{_TORCHRUN_STARTS}._popen", lambda handler, args, environment: _ForkedRank(args, environment)),
     ):
         if words[0] == "ludic":
-            from ludic.cli.main import main
+            from ludic.app.cli.main import main
 
             main(words[1:])
         elif words[0] == "vllm":
@@ -330,7 +330,7 @@ class _ForkedRank:
             os.environ.update(environment)
             sys.argv = list(args[args.index("-m") + 1 :])
             setproctitle(" ".join(args))
-            _end_with(partial(import_module("ludic.cli.main").main, sys.argv[1:]))
+            _end_with(partial(import_module("ludic.app.cli.main").main, sys.argv[1:]))
 
     def poll(self) -> int | None:
         if self.returncode is None:

@@ -43,12 +43,16 @@ def make_run(url: str, model: str) -> dict[str, str]:
     """A run of two planned steps with their metrics, and evaluations of two versions; returns ids of rows."""
     from evaluations import rows, store_evaluation
 
-    from ludic.batches.source import batch_rules
-    from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
-    from ludic.run_config import RunConfig
-    from ludic.run_json import create_root
-    from ludic.sql.planner import Planner
-    from ludic.store import MetricsLog, RolloutReader, RolloutWriter, start_attempt, write_ledger
+    from ludic.records.rollout import RolloutBatch, RolloutGroup, RolloutMetadata
+    from ludic.root.attempts import start_attempt
+    from ludic.root.rows.ledger import write_ledger
+    from ludic.root.rows.reader import RolloutReader
+    from ludic.root.rows.tables import MetricsLog
+    from ludic.root.rows.writer import RolloutWriter
+    from ludic.root.sql.planner import Planner
+    from ludic.run.config import RunConfig
+    from ludic.run.run_json import create_root
+    from ludic.training.batches.source import batch_rules
     from ludic.training.config import TrainConfig
 
     run = RunConfig(model=model, env=("addition",), group_size=GROUP_SIZE, groups_per_batch=GROUPS_PER_BATCH)
@@ -186,7 +190,7 @@ def run_all(refused: Sequence[str], wanted: Sequence[Sequence[str]]) -> list[tup
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     sys.meta_path.insert(0, Refuse)  # type: ignore[arg-type]
-    from ludic.cli.main import main
+    from ludic.app.cli.main import main
 
     found = []
     for args in wanted:

@@ -21,11 +21,13 @@ import recorded
 from strategies import make_batch
 
 import ludic
-from ludic.maintenance.compact import compact
-from ludic.records import RolloutBatch
-from ludic.store import Cursor, RolloutReader, RolloutWriter, Root
-from ludic.store.ledger import read_rollouts
-from ludic.store.tombstones import expire, stored_files
+from ludic.records.rollout import RolloutBatch
+from ludic.root.maintenance.compaction import compact
+from ludic.root.root import Root
+from ludic.root.rows.ledger import read_rollouts
+from ludic.root.rows.reader import Cursor, RolloutReader
+from ludic.root.rows.tombstones import expire, stored_files
+from ludic.root.rows.writer import RolloutWriter
 
 GROUP_SIZE = 3
 SEEDS_OF_ONE_LIFE = (0, 2, 3)

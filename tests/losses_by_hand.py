@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from ludic.batches.packing import TrainingSequence, pack
-from ludic.settings import convert
+from ludic.settings.table import convert
+from ludic.training.batches.packing import TrainingSequence, pack
 from ludic.training.config import LossConfig
 from ludic.training.losses import rl_loss
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.optim import SGD
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ludic.batches.packing import MicroBatch, TrainingSequence, pack
-from ludic.distributed import init_distributed, num_ranks
+from ludic.base.distributed import init_distributed, num_ranks
 from ludic.models.families import shrink, spread
+from ludic.training.batches.packing import MicroBatch, TrainingSequence, pack
 from ludic.training.config import TrainConfig
 from ludic.training.model import shard
 from ludic.training.packed import PACKED_ATTENTION

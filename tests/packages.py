@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ludic.environments.environment import Example
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class Rooms:

@@ -5,14 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from ludic.maintenance.verify import check_root
-from ludic.schema import arrow_schema
-from ludic.store import Root, list_files, read_columns
-from ludic.store.attempts import read_attempt
-from ludic.store.catalogue import METRICS, WORKERS
-from ludic.store.ledger import attempt_of_steps, read_ledger, read_rollouts
-from ludic.store.records import SlotClaim
-from ludic.store.tables import read_table
+from ludic.records.tables import arrow_schema
+from ludic.root.attempts import read_attempt
+from ludic.root.catalogue import METRICS, WORKERS
+from ludic.root.json_records import SlotClaim
+from ludic.root.maintenance.verify import check_root
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.ledger import attempt_of_steps, read_ledger, read_rollouts
+from ludic.root.rows.parquet import read_columns
+from ludic.root.rows.tables import read_table
 
 MODEL = "somebody/model"
 

@@ -6,7 +6,7 @@ import random
 import numpy as np
 
 from ludic.engines.engine import Completion, GenerationRequest
-from ludic.records import WeightSpan
+from ludic.records.rollout import WeightSpan
 
 
 class SimulatedEngine:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from ludic.records import (
+from ludic.records.columns import Ragged, with_columns
+from ludic.records.rollout import (
     ROLES,
     AgentStep,
     EnvironmentStep,
@@ -27,7 +28,6 @@ from ludic.records import (
     ToolCall,
     WeightSpan,
 )
-from ludic.schema.columns import Ragged, with_columns
 
 _EPOCH = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 _VOCABULARY_SIZE = 256

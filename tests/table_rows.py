@@ -4,9 +4,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from ludic.schema import arrow_schema
-from ludic.store import Root, list_files, read_columns
-from ludic.store.files import read_sources
+from ludic.records.tables import arrow_schema
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files, read_sources
+from ludic.root.rows.parquet import read_columns
 
 
 def stored_rows(root: Root) -> list[dict[str, Any]]:

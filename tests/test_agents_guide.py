@@ -15,11 +15,11 @@ from ludic.agents.play import make_protocol
 from ludic.agents.tools.registry import make_tools
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.registry import make_environment
-from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.records.rollout import RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.rollouts.sampler import GroupSampler
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
-from ludic.store import RolloutWriter
+from ludic.root.rows.writer import RolloutWriter
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
 
 QUESTIONS = dict(re.findall(r"\n([^\n]+):\n\n```sql\n(.*?)```", GUIDE, re.DOTALL))
 

@@ -8,7 +8,7 @@ import pytest
 from tiny_runs import create_root, fill, make_model, train_here
 
 import ludic
-from ludic.settings import is_operation
+from ludic.settings.table import is_operation
 
 GUIDE = (Path(__file__).parents[1] / "docs/api.md").read_text(encoding="utf-8")
 SECTIONS = {

@@ -17,10 +17,10 @@ import pytest
 
 import ludic
 from ludic.adapters.foreign_settings import others
-from ludic.cli.settings import parse
+from ludic.app.cli.settings import parse
+from ludic.app.operations.start import run
 from ludic.models.tiny import make_tiny_model
-from ludic.operations.start import run
-from ludic.settings import settings_of
+from ludic.settings.table import settings_of
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import next_config
 

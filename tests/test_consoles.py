@@ -17,11 +17,11 @@ from strategies import make_batch
 from tiny_runs import create_root, fill, make_model
 
 import ludic
-from ludic.children import safe_environment
-from ludic.results import Frame, Result, open_console, progress_bar, stdout_console
+from ludic.base.processes import safe_environment
+from ludic.base.results import Frame, Result, open_console, progress_bar, stdout_console
 
 PACKAGE = Path(ludic.__file__).parent
-DECIDES = ("ludic/results.py", "open_console")
+DECIDES = ("ludic/base/results.py", "open_console")
 """The one function that makes a console of rich."""
 DRAWING = ("Console", "Live", "Progress", "Status", "open_console", "stdout_console", "tqdm", "trange")
 """What makes a console or something that moves."""
@@ -30,9 +30,9 @@ FORCED = [
     {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1"},  # CI
 ]
 INTERMEDIATE = {
-    ("ludic/show/watch.py", "live_panel"): "open_view and watch choose it on a terminal alone",
-    ("ludic/results.py", "to_html"): "its codes become HTML",
-    ("ludic/results.py", "__repr__"): "returns text",
+    ("ludic/app/show/watch.py", "live_panel"): "open_view and watch choose it on a terminal alone",
+    ("ludic/base/results.py", "to_html"): "its codes become HTML",
+    ("ludic/base/results.py", "__repr__"): "returns text",
 }
 """Functions that write to no stream of the process by themselves, and why."""
 
@@ -73,35 +73,35 @@ def draw_bar() -> None:
 
 
 def draw_training() -> None:
-    from ludic.show.watch import training_progress
+    from ludic.app.show.watch import training_progress
 
     with training_progress(2) as report:
         report(1, {"reward_mean": 0.5, "loss": 0.1, "off_policy_steps_mean": 0.0, "tokens_per_s": 9.0})
 
 
 def draw_sampling() -> None:
-    from ludic.show.watch import sampling_progress
+    from ludic.app.show.watch import sampling_progress
 
     with sampling_progress(2) as report:
         report(make_batch(num_groups=1, group_size=2))
 
 
 def draw_view() -> None:
-    from ludic.show.watch import Watcher, open_view
+    from ludic.app.show.watch import Watcher, open_view
 
     with open_view(Watcher("run")) as update:
         update()
 
 
 def draw_log() -> None:
-    from ludic.show.watch import log_shown
+    from ludic.app.show.watch import log_shown
 
     with log_shown():
         logging.getLogger("ludic.run").warning("shown where no panel is")
 
 
 def draw_rows() -> None:
-    from ludic.show.tables import write_rows
+    from ludic.app.show.tables import write_rows
 
     table = pa.table({"step": [1, 2], "text": ["a", "b"]})
     for out in (None, Path("rows.txt")):
@@ -121,17 +121,17 @@ def draw_watch() -> None:
 
 
 DRAWN: Mapping[tuple[str, str], Callable[[], None]] = {
-    ("ludic/results.py", "stdout_console"): draw_result,
-    ("ludic/results.py", "progress_bar"): draw_bar,
-    ("ludic/show/watch.py", "training_progress"): draw_training,
-    ("ludic/show/watch.py", "sampling_progress"): draw_sampling,
-    ("ludic/show/watch.py", "open_view"): draw_view,
-    ("ludic/show/watch.py", "log_shown"): draw_log,
-    ("ludic/show/tables.py", "write_rows"): draw_rows,
-    ("ludic/demos/words.py", "teach_words"): draw_demo,
-    ("ludic/demos/calculator.py", "teach_a_tool"): draw_demo,
-    ("ludic/cli/main.py", "_run"): draw_result,
-    ("ludic/operations/look.py", "watch"): draw_watch,
+    ("ludic/base/results.py", "stdout_console"): draw_result,
+    ("ludic/base/results.py", "progress_bar"): draw_bar,
+    ("ludic/app/show/watch.py", "training_progress"): draw_training,
+    ("ludic/app/show/watch.py", "sampling_progress"): draw_sampling,
+    ("ludic/app/show/watch.py", "open_view"): draw_view,
+    ("ludic/app/show/watch.py", "log_shown"): draw_log,
+    ("ludic/app/show/tables.py", "write_rows"): draw_rows,
+    ("ludic/app/demos/words.py", "teach_words"): draw_demo,
+    ("ludic/app/demos/calculator.py", "teach_a_tool"): draw_demo,
+    ("ludic/app/cli/main.py", "_run"): draw_result,
+    ("ludic/app/operations/inspect_run.py", "watch"): draw_watch,
 }
 """By file and function, what it draws; the demos train for a minute, so only their console is tried."""
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ludic.code.kinds import ENVIRONMENT, SCORER
 from ludic.environments.qa import QuestionOptions
 from ludic.environments.registry import make_environment
+from ludic.settings.kinds import ENVIRONMENT, SCORER
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDE = (DOCS / "environments.md").read_text(encoding="utf-8")

@@ -14,18 +14,18 @@ from transformers import TrainingArguments
 
 import ludic
 from ludic.adapters.foreign_settings import Foreign, Program, answer, others
-from ludic.cli.commands import COMMANDS
-from ludic.cli.main import _INSTEAD, main
-from ludic.cli.settings import dotted_names, parse
-from ludic.code.kinds import ADVANTAGE, ALGORITHM, FILTER
+from ludic.app.cli.commands import COMMANDS
+from ludic.app.cli.main import _INSTEAD, main
+from ludic.app.cli.settings import dotted_names, parse
+from ludic.app.launch.config import LaunchConfig
+from ludic.app.operations.fit import STORED, fit
+from ludic.app.operations.start import run, train, worker
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
-from ludic.flags import answer_word, read_flags
-from ludic.launch.config import LaunchConfig
-from ludic.operations.fit import STORED, fit
-from ludic.operations.start import run, train, worker
-from ludic.run_config import RunConfig
-from ludic.settings import convert, settings_of
+from ludic.run.config import RunConfig
+from ludic.settings.flags import answer_word, read_flags
+from ludic.settings.kinds import ADVANTAGE, ALGORITHM, FILTER
+from ludic.settings.table import convert, settings_of
 from ludic.training.config import TrainConfig
 from ludic.training.presets import load_algorithm
 
@@ -240,9 +240,9 @@ GOOD_FLAGS = """
 import sys
 read = []
 sys.addaudithook(lambda event, values: read.append(str(values[0])) if event == "open" else None)
-import ludic.run_config
-from ludic.flags import read_flags
-from ludic.settings import settings_of
+import ludic.run.config
+from ludic.settings.flags import read_flags
+from ludic.settings.table import settings_of
 from ludic.training.config import TrainConfig
 table = settings_of(TrainConfig)
 found = read_flags(table, ["--learning-rate", "0.5", "--where", "reward > 0.5", "--betas=0.9", "0.95"])

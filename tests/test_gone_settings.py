@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from command_settings import parsed as parsed_of
 
+from ludic.app.launch.config import LaunchConfig
+from ludic.app.operations.start import run
 from ludic.errors import ConfigError
-from ludic.launch.config import LaunchConfig
-from ludic.operations.start import run
-from ludic.renamed_settings import GONE, JOINED
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.settings import convert, given
-from ludic.store import Root
-from ludic.store.attempts import start_attempt
+from ludic.root.attempts import start_attempt
+from ludic.root.root import Root
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
+from ludic.settings.renamed import GONE, JOINED
+from ludic.settings.table import convert, given
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import next_config
 

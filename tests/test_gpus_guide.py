@@ -11,13 +11,13 @@ from command_settings import parsed
 from tiny_runs import create_root, make_model
 from transformers import Qwen3Config, Qwen3MoeConfig
 
-from ludic.cli.main import main
+from ludic.app.cli.main import main
+from ludic.app.launch.config import LaunchConfig
+from ludic.app.launch.plan import Machine, Settings, plan
+from ludic.app.operations.start import run
 from ludic.engines.config import EngineConfig
-from ludic.launch.config import LaunchConfig
-from ludic.launch.plan import Machine, Settings, plan
-from ludic.operations.start import run
-from ludic.run_config import RunConfig
-from ludic.settings import convert, split
+from ludic.run.config import RunConfig
+from ludic.settings.table import convert, split
 from ludic.training.config import TrainConfig
 
 PAGE = (Path(__file__).parents[1] / "docs/gpus.md").read_text(encoding="utf-8")

@@ -26,17 +26,17 @@ from ludic.agents.contexts import text_after_thinking, text_without_thinking
 from ludic.agents.parsers import make_parser
 from ludic.agents.tools.formats import make_tool_format
 from ludic.agents.tools.toolbox import read_arguments
-from ludic.code.kinds import PARSER, TOOL_FORMAT
-from ludic.code.run import place_of, without_place
+from ludic.base.masking import has_secret, mask, public_url
+from ludic.base.printable import printable, storable
 from ludic.environments.environment import Example
 from ludic.environments.qa import score_exact, score_numeric
 from ludic.errors import ToolError
-from ludic.masking import has_secret, mask, public_url
 from ludic.models.chat import Names
-from ludic.printable import printable, storable
-from ludic.records import Message
+from ludic.records.rollout import Message
 from ludic.rollouts.failures import _VARYING
-from ludic.store.failures import diagnose
+from ludic.root.storage.failures import diagnose
+from ludic.settings.kinds import PARSER, TOOL_FORMAT
+from ludic.settings.user_code import place_of, without_place
 
 Read = Callable[[str], object]
 
@@ -214,7 +214,7 @@ OWN_TEXTS = {
     "ludic.adapters.environments.verifiers '(def|import.*) load_environment\\\\b'": "the text of an installed package",
     "ludic.models.families _HEAD_COUNTS": "names of at most 100 characters",
     "ludic.settings _ABOUT_NONE": "docstrings of ludic",
-    "ludic.show.terminal.start _FONT_FACES": "styles of textual",
+    "ludic.app.show.terminal.start _FONT_FACES": "styles of textual",
 }
 """Regular expressions that read no long text of others, and what they read."""
 _METHODS: dict[str, Callable[[re.Pattern[str]], Read]] = {

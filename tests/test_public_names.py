@@ -14,7 +14,7 @@ from textwrap import dedent
 import pytest
 
 import ludic
-from ludic.settings import groups_of, is_operation
+from ludic.settings.table import groups_of, is_operation
 
 NAMES = [
     "AgentStep",
@@ -227,7 +227,7 @@ def test_the_docs_import_only_what_the_list_has() -> None:
 def test_a_former_name_gives_the_one_of_now():
     with pytest.raises(ImportError, match=r"episodes\.Episode is called ImportedEpisode now"):
         exec("from ludic.adapters.imports.episodes import Episode")
-    status = object.__new__(import_module("ludic.show.status").RunStatus)
+    status = object.__new__(import_module("ludic.app.show.status").RunStatus)
     with pytest.raises(AttributeError, match="'troubles'; it is called 'diagnostics' now"):
         status.troubles()
 

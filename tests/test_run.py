@@ -14,12 +14,17 @@ from tiny_models import publish
 from tiny_runs import create_root, fill, make_model, train_here
 
 import ludic
+from ludic.app.show.lookup import UnknownIdError
 from ludic.errors import ConfigError, MissingRootError, QueryError
-from ludic.records import Message, RolloutBatch, RolloutGroup, RolloutMetadata
-from ludic.settings import SettingsError
-from ludic.show.found import UnknownIdError
-from ludic.store import LatestPolicy, RolloutWriter, Root, list_files, point_latest, start_attempt
-from ludic.store.tombstones import read_tombstones
+from ludic.records.rollout import Message, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.root.attempts import start_attempt
+from ludic.root.json_records import LatestPolicy
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.tombstones import read_tombstones
+from ludic.root.rows.writer import RolloutWriter
+from ludic.root.weights.policies import point_latest
+from ludic.settings.table import SettingsError
 
 REWARDS = [[1.0, 0.0, 0.5, 0.5], [1.0, 1.0, 0.0, 0.0]]
 

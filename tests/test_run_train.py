@@ -15,11 +15,10 @@ from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.errors import ConfigError, ConsentError, MissingRootError, ModelError
 from ludic.models.tiny import make_tiny_model
-from ludic.records import RolloutBatch
-from ludic.settings import SettingsError
-from ludic.store import newest_attempt_id, read_attempt
-from ludic.store.attempts import complete_checkpoints
-from ludic.training import TrainConfig
+from ludic.records.rollout import RolloutBatch
+from ludic.root.attempts import complete_checkpoints, newest_attempt_id, read_attempt
+from ludic.settings.table import SettingsError
+from ludic.training.config import TrainConfig
 
 SIZES: dict[str, Any] = {"group_size": 2, "groups_per_batch": 2, "max_tokens": 4, "accept_incomplete": True}
 QUICK: dict[str, Any] = {"device": "cpu", "rollout_timeout_s": 5.0, "max_off_policy_steps": None}

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import ludic
-from ludic.cli.commands import COMMANDS
-from ludic.store.catalogue import FILE_KINDS
+from ludic.app.cli.commands import COMMANDS
+from ludic.root.catalogue import FILE_KINDS
 
 PAGE = (Path(__file__).parents[1] / "docs/security.md").read_text(encoding="utf-8")
 PYTHON = {"connect", "scan", "record", "fit", "grpo", "sft", "dpo"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import ludic
-from ludic.cli.commands import COMMANDS
-from ludic.cli.settings import settings_of_command
+from ludic.app.cli.commands import COMMANDS
+from ludic.app.cli.settings import settings_of_command
 
 PACKAGE = Path(ludic.__file__).parent
 SAMPLER = "attributes of another program's own sampling settings"

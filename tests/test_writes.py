@@ -1,7 +1,8 @@
-"""Every change of a file is made by ludic.store.local, or is listed here with the reason why it needs no store.
+"""Every change of a file is made by ludic.root.storage.local, or is listed here with the reason why it needs no store.
 
-Below a root, files are changed through descriptors that follow no link (ludic.store.local). Code that changes a file by
-its path can be led out of the root by a link; so each such place is listed, and a new one fails until it is listed.
+Below a root, files are changed through descriptors that follow no link (ludic.root.storage.local). Code that changes a
+file by its path can be led out of the root by a link; so each such place is listed, and a new one fails until it is
+listed.
 """
 
 import ast
@@ -15,7 +16,7 @@ import pytest
 import ludic
 
 PACKAGE = Path(ludic.__file__).parent
-LOCAL = "store/local.py"
+LOCAL = "root/storage/local.py"
 
 _OF_OS = "open mkdir makedirs rename renames replace link symlink unlink remove rmdir removedirs truncate ftruncate"
 _OF_OS += " chmod fchmod lchmod chown fchown lchown mkfifo mknod utime write pwrite sendfile copy_file_range setxattr"
@@ -123,41 +124,41 @@ def changes_of(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
 
 ALLOWED = {
     "the storage layer itself: names on object stores and in memory, which have no links": """
-        store/filesystem.py put pipe_file
-        store/filesystem.py _create pipe_file pipe_file
-        store/filesystem.py _create_from put_file
-        store/filesystem.py _move_in put_file unlink
-        store/filesystem.py _delete_all rm rm_file
-        store/filesystem.py rename cp_file
+        root/storage/filesystem.py put pipe_file
+        root/storage/filesystem.py _create pipe_file pipe_file
+        root/storage/filesystem.py _create_from put_file
+        root/storage/filesystem.py _move_in put_file unlink
+        root/storage/filesystem.py _delete_all rm rm_file
+        root/storage/filesystem.py rename cp_file
     """,
     "through the store": """
-        store/filesystem.py rename rename
-        store/tombstones.py quarantine rename
+        root/storage/filesystem.py rename rename
+        root/rows/tombstones.py quarantine rename
     """,
     "a copy of stored files in a local folder that the caller made: a scratch or a temporary one, or a cache": """
-        store/filesystem.py copy_all mkdir mkdir
-        store/filesystem.py copy_out get_file write_bytes
-        store/s3.py get_file open to write
-        store/s3.py fetch os.pwrite
-        store/weights.py apply_delta open to write
-        store/policies.py _make_copy tempfile.mkdtemp rename shutil.rmtree mkdir
-        store/policies.py _apply tempfile.TemporaryDirectory
-        store/policies.py _complete unlink
-        store/policies.py _copy_files mkdir shutil.copyfile
-        store/policies.py _forget_older shutil.rmtree
-        store/policies.py _is_sound_copy shutil.rmtree
-        models/first_model.py write_files mkdir write_bytes
-        rollouts/follower.py _load shutil.rmtree
+        root/storage/filesystem.py copy_all mkdir mkdir
+        root/storage/filesystem.py copy_out get_file write_bytes
+        root/storage/s3.py get_file open to write
+        root/storage/s3.py fetch os.pwrite
+        root/weights/weight_folders.py apply_delta open to write
+        root/weights/policies.py _make_copy tempfile.mkdtemp rename shutil.rmtree mkdir
+        root/weights/policies.py _apply tempfile.TemporaryDirectory
+        root/weights/policies.py _complete unlink
+        root/weights/policies.py _copy_files mkdir shutil.copyfile
+        root/weights/policies.py _forget_older shutil.rmtree
+        root/weights/policies.py _is_sound_copy shutil.rmtree
+        root/weights/model_location.py write_files mkdir write_bytes
+        rollouts/weight_sync.py _load shutil.rmtree
         eval/sampling.py __exit__ shutil.rmtree
     """,
     "a scratch folder, or a temporary one of this process: no other user can write in it": """
-        store/weights.py write_manifest write_bytes
-        store/weights.py write_delta pyarrow.ipc.new_stream open to write
-        store/policies.py write mkdir shutil.rmtree
-        store/policies.py _write_delta mkdir write_bytes
-        store/policies.py _link os.link shutil.copyfile
-        store/parquet.py _open pyarrow.parquet.ParquetWriter
-        store/parquet.py seal_file open to write
+        root/weights/weight_folders.py write_manifest write_bytes
+        root/weights/weight_folders.py write_delta pyarrow.ipc.new_stream open to write
+        root/weights/policies.py write mkdir shutil.rmtree
+        root/weights/policies.py _write_delta mkdir write_bytes
+        root/weights/policies.py _link os.link shutil.copyfile
+        root/rows/parquet.py _open pyarrow.parquet.ParquetWriter
+        root/rows/parquet.py seal_file open to write
         training/checkpoint.py write_checkpoint save_file save_file
         training/model.py save_weights save_pretrained save_pretrained
         training/model.py _set_config_dtype write_text
@@ -165,43 +166,43 @@ ALLOWED = {
         models/weight_files.py save_pretrained save_pretrained write_bytes
         models/lora.py save_adapter save_pretrained save_file
         models/tiny.py write_model save_pretrained save_pretrained
-        what_if/cut.py _copy_model mkdir shutil.copyfile
-        what_if/cut.py _copy_policies unlink
+        eval/what_if/cut.py _copy_model mkdir shutil.copyfile
+        eval/what_if/cut.py _copy_policies unlink
         adapters/exports/weights.py _download_policy unlink
         adapters/exports/weights.py _merge_adapter unlink
         adapters/imports/evaluations.py read_inspect open to write shutil.copyfileobj
         adapters/trl.py _model_folder save_pretrained save_pretrained shutil.rmtree
         agents/tools/interpreter.py _run write_text
-        launch/process.py config_args write_text
+        app/launch/process.py config_args write_text
     """,
     "makes and deletes private folders of this machine": """
-        temporary.py make_folder tempfile.mkdtemp
-        temporary.py temporary_folder shutil.rmtree
-        temporary.py folder_of_object shutil.rmtree
-        temporary.py _sweep_once shutil.rmtree
-        temporary.py private_folder mkdir
+        base/temporary.py make_folder tempfile.mkdtemp
+        base/temporary.py temporary_folder shutil.rmtree
+        base/temporary.py folder_of_object shutil.rmtree
+        base/temporary.py _sweep_once shutil.rmtree
+        base/temporary.py private_folder mkdir
     """,
     "the user's own configuration or cache folder": """
-        code/consent.py give_consent mkdir tempfile.NamedTemporaryFile replace
+        settings/consent.py give_consent mkdir tempfile.NamedTemporaryFile replace
         models/families.py _keep mkdir tempfile.NamedTemporaryFile replace
-        models/first_model.py _snapshot huggingface_hub.snapshot_download huggingface_hub.snapshot_download
+        root/weights/model_location.py _snapshot huggingface_hub.snapshot_download huggingface_hub.snapshot_download
         adapters/trl.py _model_folder huggingface_hub.snapshot_download
-        sql/snapshot.py update_segments mkdir
-        sql/snapshot.py _write_segment pyarrow.parquet.write_table replace
-        sql/snapshot.py _mark_in_use os.utime
-        sql/snapshot.py _forget_replaced unlink
+        root/sql/snapshot.py update_segments mkdir
+        root/sql/snapshot.py _write_segment pyarrow.parquet.write_table replace
+        root/sql/snapshot.py _mark_in_use os.utime
+        root/sql/snapshot.py _forget_replaced unlink
     """,
     "what the user names on the command line or is in": """
-        row_files.py open_sink open to write replace unlink unlink
-        operations/machines.py _write_new mkdir open to write
-        operations/init.py init mkdir shutil.copytree
-        operations/init.py _move_all rename rename rename
-        show/terminal/start.py view_run write_text
-        demos/words.py save write_bytes
+        base/row_files.py open_sink open to write replace unlink unlink
+        app/operations/machines.py _write_new mkdir open to write
+        app/operations/init.py init mkdir shutil.copytree
+        app/operations/init.py _move_all rename rename rename
+        app/show/terminal/start.py view_run write_text
+        app/demos/words.py save write_bytes
         adapters/exports/inspect_logs.py _write mkdir unlink unlink inspect_ai.log.write_eval_log replace
         adapters/exports/weights.py _staging_folder mkdir
         adapters/exports/weights.py _publish rename
-        what_if/cut.py _appearing mkdir shutil.rmtree chmod rename
+        eval/what_if/cut.py _appearing mkdir shutil.rmtree chmod rename
     """,
     "a folder of another program's files that is checked for links first; the program writes by path": """
         adapters/trackers.py tensorboard torch.utils.tensorboard.SummaryWriter
@@ -209,30 +210,30 @@ ALLOWED = {
         adapters/exports/tables.py _delta_create deltalake.transaction.create_table_with_add_actions
     """,
     "a log's folder, made after a link is refused": """
-        launch/supervisor.py make_log_folder mkdir
+        app/launch/supervisor.py make_log_folder mkdir
     """,
     "deletes empty folders only": """
-        operations/fit_inputs.py _delete_unused rmdir rmdir rmdir
+        app/operations/fit_inputs.py _delete_unused rmdir rmdir rmdir
     """,
     "a folder of the package itself, in its repository": """
-        cli/docs.py write mkdir write_text unlink
-        store/__main__.py - write_text
+        app/cli/docs.py write mkdir write_text unlink
+        root/__main__.py - write_text
     """,
     "an open file, bytes in memory, a pipe, a device, a connection, or a name of a column": """
         adapters/imports/records.py open_file fsspec.open
         adapters/imports/evaluations.py _check_log zipfile.ZipFile
         adapters/trackers.py _log_to_wandb wandb.init wandb.Table
-        schema/conversion.py table_to_bytes pyarrow.ipc.new_stream
-        cli/main.py main os.open os.open
-        demos/words.py save savefig
+        records/conversion.py table_to_bytes pyarrow.ipc.new_stream
+        app/cli/main.py main os.open os.open
+        app/demos/words.py save savefig
         environments/scorer_process.py main os.open open to write
-        launch/start_server.py start open to write
-        launch/guard.py _shared_file tempfile.TemporaryFile open to write
-        launch/guard.py _grow os.pwrite
-        row_files.py write_result pyarrow.parquet.ParquetWriter
-        store/parquet.py encode_plain pyarrow.parquet.write_table
-        store/parquet.py _leaves pyarrow.parquet.write_table
-        what_if/rerun.py compare_plans rename
+        app/launch/start_server.py start open to write
+        app/launch/guard.py _shared_file tempfile.TemporaryFile open to write
+        app/launch/guard.py _grow os.pwrite
+        base/row_files.py write_result pyarrow.parquet.ParquetWriter
+        root/rows/parquet.py encode_plain pyarrow.parquet.write_table
+        root/rows/parquet.py _leaves pyarrow.parquet.write_table
+        eval/what_if/rerun.py compare_plans rename
     """,
 }
 """Code that changes files by path: why it may, and the file, the function and the names there."""

@@ -11,7 +11,10 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from ludic.models.tiny import make_tiny_model
-from ludic.store import Root, list_files, publish_policy, read_columns
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.parquet import read_columns
+from ludic.root.weights.policies import publish_policy
 
 WORDS = "what is the sum of two end with a b c d"
 """All that Addition's prompts say, and little more: with a vocabulary of 64 an answer ends within some 60 tokens."""

@@ -16,18 +16,21 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 import ludic
-from ludic import run_json
-from ludic.distributed import run_on_main
-from ludic.maintenance.compact import compact
+from ludic.base.distributed import run_on_main
 from ludic.models.tiny import make_tiny_model
-from ludic.records import RolloutGroup
-from ludic.run_config import RunConfig
-from ludic.run_json import run_of
-from ludic.store import Cursor, MetricsLog, RolloutReader, RolloutWriter, Root
-from ludic.store.attempts import complete_checkpoints, folder_of
-from ludic.store.claims import claim_slot
-from ludic.store.records import CheckpointInfo
-from ludic.store.tombstones import expire, quarantine, stored_files
+from ludic.records.rollout import RolloutGroup
+from ludic.root.attempts import complete_checkpoints, folder_of
+from ludic.root.claims import claim_slot
+from ludic.root.json_records import CheckpointInfo
+from ludic.root.maintenance.compaction import compact
+from ludic.root.root import Root
+from ludic.root.rows.reader import Cursor, RolloutReader
+from ludic.root.rows.tables import MetricsLog
+from ludic.root.rows.tombstones import expire, quarantine, stored_files
+from ludic.root.rows.writer import RolloutWriter
+from ludic.run import run_json
+from ludic.run.config import RunConfig
+from ludic.run.run_json import run_of
 from ludic.training.checkpoint import take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.trainer import train

@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 import ludic
 from ludic.adapters import trl as adapter
 from ludic.models.tiny import make_tiny_model
-from ludic.recording import life
+from ludic.run.recording import life
 
 TOPICS = ("cats", "dogs", "birds", "mice")
 SCENES = ("now", "please", "red", "big")

@@ -6,10 +6,10 @@ from typing import Any
 from chat_models import scripted_agent
 
 from ludic.environments.limits import TimeLimit
-from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.records.rollout import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.records.validation import validate
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run, make_environments
-from ludic.run_config import RunConfig
-from ludic.schema import validate
+from ludic.run.config import RunConfig
 
 
 def sampled(

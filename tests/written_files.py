@@ -1,4 +1,4 @@
-"""Roots of fixed records, and the digests of all that ludic writes for them: tests/schema/test_written_bytes.py.
+"""Roots of fixed records, and the digests of all that ludic writes for them: tests/records/test_written_bytes.py.
 
     PYTHONPATH=tests python tests/written_files.py      record the digests of the present code
 
@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from ludic.adapters.exports.text import export_text
-from ludic.maintenance.compact import compact
-from ludic.records import (
+from ludic.records.columns import Ragged
+from ludic.records.rollout import (
     AgentStep,
     EnvironmentStep,
     EpisodeEnd,
@@ -35,13 +35,16 @@ from ludic.records import (
     ToolCall,
     WeightSpan,
 )
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import Ragged
-from ludic.sql.planner import BatchRules, Planner
-from ludic.store import Attempt, RolloutReader, RolloutWriter, Root, write_ledger
-from ludic.store.catalogue import ATTEMPTS
-from ludic.store.ledger import ledger_name
+from ludic.root.catalogue import ATTEMPTS
+from ludic.root.json_records import Attempt
+from ludic.root.maintenance.compaction import compact
+from ludic.root.root import Root
+from ludic.root.rows.ledger import ledger_name, write_ledger
+from ludic.root.rows.reader import RolloutReader
+from ludic.root.rows.writer import RolloutWriter
+from ludic.root.sql.planner import BatchRules, Planner
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 RECORDED = Path(__file__).parent / "schema" / "written_bytes.json"
 PROGRAMS = ("pyarrow", "duckdb")

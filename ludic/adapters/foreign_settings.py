@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ludic.config_files import read_config
+from ludic.base import read_config
 
 PAGE = "docs/coming_from.md"
 

@@ -3,7 +3,7 @@
 Requests are tried again while the server can't be reached, is overloaded, fails, or breaks its answer off. At most
 `max_in_flight` are on their way at a time, in one process; the others wait for their turn. Raises JudgeError for what
 is wrong with an answer, ConfigError for settings that can't work. The API key is read from an environment variable;
-`ludic.masking` keeps it out of logs, files and errors.
+`ludic.base.masking` keeps it out of logs, files and errors.
 """
 
 import asyncio
@@ -23,16 +23,12 @@ import httpx2 as httpx
 import msgspec
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from ludic.answers import AnswerTooLongError, ask
-from ludic.code.run import describe
-from ludic.code.waits import RequestLimit, SideLoop
+from ludic.base import AnswerTooLongError, ask, finite_float, keep_secret, local_path, mask, public_url
 from ludic.errors import ConfigError, JudgeError
-from ludic.masking import keep_secret, mask, public_url
-from ludic.model_json import finite_float
-from ludic.paths import local_path
+from ludic.eval import CostedScore, Outcome, ScoreOptions, failed, to_outcome
 from ludic.records import Message, Rollout
-from ludic.scoring.options import ScoreOptions
-from ludic.scoring.outcome import CostedScore, Outcome, failed, to_outcome
+from ludic.settings import RequestLimit, SideLoop
+from ludic.settings.user_code import describe
 
 T = TypeVar("T")
 

@@ -29,9 +29,9 @@ import numpy as np
 
 from ludic.adapters.complaints import reason_of
 from ludic.adapters.sampling import sampled_with
+from ludic.base import name_and_version
 from ludic.errors import ConfigError
-from ludic.installed import name_and_version
-from ludic.recording.recorder import Recorder, record
+from ludic.run import Recorder, record
 
 
 def recorded(

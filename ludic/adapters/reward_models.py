@@ -19,17 +19,15 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from ludic.adapters.judge import Judge, check_url
-from ludic.code.kinds import POOLING, REWARD_MODEL
-from ludic.code.waits import RequestLimit, SideLoop
-from ludic.environments.environment import Example, Score
+from ludic.base import LUDIC, name_and_version
+from ludic.environments import Example, Score
 from ludic.errors import ConfigError, JudgeError, LudicError, ScorerError
-from ludic.installed import LUDIC, name_and_version
-from ludic.models.first_model import identify_at, local_folder
-from ludic.models.reward_model import Dtype, Loading, shared_model
+from ludic.eval import Outcome, ScoreOptions, failed, to_outcome
+from ludic.models import Dtype, Loading, shared_model
 from ludic.records import Message, Rollout
-from ludic.scoring.options import ScoreOptions
-from ludic.scoring.outcome import Outcome, failed, to_outcome
-from ludic.settings import Range, SecondsOfADay, Tokens, check, convert
+from ludic.root.weights import identify_at, local_folder
+from ludic.settings import POOLING, REWARD_MODEL, Range, RequestLimit, SecondsOfADay, SideLoop, Tokens, convert
+from ludic.settings.table import check
 
 Activation = Literal["none", "sigmoid"]
 TruncationSide = Literal["left", "right"]

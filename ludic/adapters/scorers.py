@@ -12,13 +12,10 @@ from copy import deepcopy
 from math import isnan
 from typing import Any, SupportsFloat
 
-from ludic.code.kinds import SCORER, find_own, own_code_of, unknown
-from ludic.code.run import misfit_of_call, place_of_function
-from ludic.environments.environment import Example, GroupAnswer, Score
-from ludic.environments.qa_rows import value_in
-from ludic.environments.rewards import RewardPart
+from ludic.environments import Example, GroupAnswer, RewardPart, Score, value_in
 from ludic.errors import ConfigError, ScorerError
-from ludic.user_files import Files
+from ludic.settings import SCORER, Files, find_own, misfit_of_call, own_code_of, place_of_function
+from ludic.settings.kinds import unknown
 
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
 """Columns that TRL does not pass to reward functions."""

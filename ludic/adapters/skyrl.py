@@ -23,11 +23,11 @@ import numpy as np
 
 from ludic.adapters.complaints import Complaints, reason_of
 from ludic.adapters.sampling import is_of_the_model, sampled_with
+from ludic.base import name_and_version
 from ludic.errors import ConfigError
-from ludic.installed import name_and_version
-from ludic.recording.recorder import Recorder
-from ludic.recording.recorder import record as open_recorder
 from ludic.records import FinishReason
+from ludic.run import Recorder
+from ludic.run import record as open_recorder
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ludic.errors import ConfigError, one_line
-from ludic.store.catalogue import TENSORBOARD
-from ludic.training.tracking import Sample, TrackedRun, Tracker, TrackerLog
+from ludic.root import TENSORBOARD
+from ludic.training import Sample, TrackedRun, Tracker, TrackerLog
 
 logger = logging.getLogger(__name__)
 

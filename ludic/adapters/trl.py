@@ -46,15 +46,14 @@ from ludic.adapters.trl_rows import (
     to_bytes,
 )
 from ludic.adapters.trl_sampling import COLUMNS, Captures, captures_of, has_processed_logprobs
+from ludic.base import make_folder, mask
+from ludic.base.printable import printable
 from ludic.errors import ConfigError, InvalidBatchError, LudicError
-from ludic.masking import mask
-from ludic.messages import MEDIA
-from ludic.models.chat import read_tokenizer
-from ludic.printable import printable
-from ludic.recording import recorder as recording
-from ludic.recording.recorder import Recorder
-from ludic.store.filesystem import Storage
-from ludic.temporary import make_folder
+from ludic.models import read_tokenizer
+from ludic.records import MEDIA
+from ludic.root.storage import Storage
+from ludic.run import Recorder
+from ludic.run.recording import recorder as recording
 
 _log = logging.getLogger(__name__)
 

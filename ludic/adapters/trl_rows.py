@@ -20,11 +20,18 @@ import pyarrow as pa
 
 from ludic.adapters.imports.episodes import agent_step, wanted_text
 from ludic.adapters.imports.importing import SMALL
+from ludic.base import shortened, storable
 from ludic.errors import RefusedRecordError
-from ludic.messages import MEDIA, read_messages
-from ludic.printable import shortened, storable
-from ludic.records import MOST_WANTED_CHARACTERS, AgentStep, Message, Purpose
-from ludic.schema import table_from_bytes, table_to_bytes
+from ludic.records import (
+    MEDIA,
+    MOST_WANTED_CHARACTERS,
+    AgentStep,
+    Message,
+    Purpose,
+    read_messages,
+    table_from_bytes,
+    table_to_bytes,
+)
 
 WANTED = ("answer", "solution", "ground_truth", "gold", "target", "expected_answer", "reference_answer")
 """Columns of data sets that hold the wanted answer; the first one that a row has becomes the column `wanted`."""

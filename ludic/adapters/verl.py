@@ -24,10 +24,10 @@ import numpy as np
 
 from ludic.adapters.complaints import reason_of
 from ludic.adapters.sampling import is_of_the_model, sampled_with
+from ludic.base import name_and_version
 from ludic.errors import ConfigError
-from ludic.installed import name_and_version
-from ludic.recording.recorder import Recorder, record
 from ludic.records import new_id
+from ludic.run import Recorder, record
 
 _GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
 """What verl samples a baseline with."""

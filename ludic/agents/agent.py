@@ -15,10 +15,10 @@ from ludic.agents.delegation import SubAgent
 from ludic.agents.parsers import Parser, make_parser
 from ludic.agents.tools.formats import DEFAULT_FORMAT, ToolFormat, make_tool_format
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.code.waits import RequestLimit, in_thread
-from ludic.engines.engine import Completion, Engine
-from ludic.models.chat import is_markup, render_prompt, render_text
+from ludic.engines import Completion, Engine
+from ludic.models import is_markup, render_prompt, render_text
 from ludic.records import Message
+from ludic.settings import RequestLimit, in_thread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

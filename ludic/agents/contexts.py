@@ -21,10 +21,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ludic.code.kinds import CONTEXT, build_own, find
 from ludic.errors import ConfigError
 from ludic.records import Message
-from ludic.user_files import NO_FILES, Files, python_file_of
+from ludic.settings import CONTEXT, NO_FILES, Files, build_own, find, python_file_of
 
 DEFAULT = "full"
 

@@ -14,12 +14,10 @@ from ludic.agents.environment_calls import score_task
 from ludic.agents.parsers import Parser, make_parser
 from ludic.agents.tools.registry import as_tool, built_in_tool
 from ludic.agents.tools.toolbox import Tool, Toolbox, make_validator
-from ludic.code.kinds import CONTEXT, PARSER, SUB_AGENT, TOOL, Kind, build_own, find
-from ludic.environments.environment import TaskScorer, Transition
-from ludic.environments.limits import HeldEnvironment
+from ludic.environments import HeldEnvironment, TaskScorer, Transition
 from ludic.errors import ConfigError
 from ludic.records import Message
-from ludic.user_files import MCP, NO_FILES, Files, python_file_of
+from ludic.settings import CONTEXT, MCP, NO_FILES, PARSER, SUB_AGENT, TOOL, Files, Kind, build_own, find, python_file_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

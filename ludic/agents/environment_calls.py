@@ -8,10 +8,18 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from ludic.agents.requests import fails_the_episode
-from ludic.environments.environment import Example, GroupAnswer, SpanReward, Split, Transition, to_score
-from ludic.environments.limits import HeldEnvironment, LimitedEnvironments
-from ludic.environments.single_turn import transition_of
-from ludic.printable import storable
+from ludic.base import storable
+from ludic.environments import (
+    Example,
+    GroupAnswer,
+    HeldEnvironment,
+    LimitedEnvironments,
+    SpanReward,
+    Split,
+    Transition,
+    to_score,
+    transition_of,
+)
 from ludic.records import LARGEST_REWARD, ROLES, Message, ToolCall
 
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from ludic.agents.requests import NO_COMPONENTS, EpisodeRequest
 from ludic.agents.transcript import CompletionSpan, RowBuilder, Transcript, TranscriptBuilder
-from ludic.engines.engine import Completion
-from ludic.environments.environment import Transition
-from ludic.printable import shortened
+from ludic.base import shortened
+from ludic.engines import Completion
+from ludic.environments import Transition
 from ludic.records import (
     LARGEST_REWARD,
     MOST_WANTED_CHARACTERS,

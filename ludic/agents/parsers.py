@@ -26,10 +26,20 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ludic.code.kinds import PARSER, build_own, find, find_own, own_code_of, parser_stages, unknown
 from ludic.errors import ConfigError
 from ludic.records import add_rewards
-from ludic.user_files import NO_FILES, Files, python_file_of
+from ludic.settings import (
+    NO_FILES,
+    PARSER,
+    Files,
+    build_own,
+    find,
+    find_own,
+    own_code_of,
+    parser_stages,
+    python_file_of,
+)
+from ludic.settings.kinds import unknown
 
 DEFAULT = "whole"
 

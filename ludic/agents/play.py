@@ -30,15 +30,10 @@ from ludic.agents.requests import (
 )
 from ludic.agents.tools.registry import environment_tools
 from ludic.agents.tools.toolbox import Tool, Toolbox
-from ludic.code.kinds import PROTOCOL, find
-from ludic.code.run import failure_of, without_place
-from ludic.code.waits import GRACE_S
-from ludic.environments.environment import Transition
-from ludic.environments.limits import HeldEnvironment, LimitedEnvironments
+from ludic.environments import HeldEnvironment, LimitedEnvironments, Transition
 from ludic.errors import ConfigError, LudicError, ToolError
-from ludic.records import Message, Rollout, new_id
-from ludic.schema.validation import TRUNCATION_REASONS
-from ludic.user_files import NO_FILES, Files, python_file_of
+from ludic.records import TRUNCATION_REASONS, Message, Rollout, new_id
+from ludic.settings import GRACE_S, NO_FILES, PROTOCOL, Files, failure_of, find, python_file_of, without_place
 
 MAX_STEPS = 32
 """Default steps of an episode, if the run and the environment set none."""

@@ -29,13 +29,13 @@ from ludic.agents.requests import (
     fails_the_episode,
 )
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.code.run import CodeFailure
-from ludic.engines.engine import Completion, GenerationRequest, check_completion
-from ludic.environments.environment import SpanReward, Transition
+from ludic.base import shortened
+from ludic.engines import Completion, GenerationRequest, check_completion
+from ludic.environments import SpanReward, Transition
 from ludic.errors import ModelError
-from ludic.models.chat import decode
-from ludic.printable import shortened
+from ludic.models import decode
 from ludic.records import ActionTarget, Message, Rollout, ToolCall, add_components, add_rewards
+from ludic.settings import CodeFailure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,12 +10,12 @@ from itertools import cycle, product
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from ludic.code.run import as_error, failure_of
-from ludic.defaults import MAX_OBSERVATION_CHARACTERS
-from ludic.engines.engine import SamplingParams
-from ludic.environments.environment import Example
+from ludic.base import MAX_OBSERVATION_CHARACTERS
+from ludic.engines import SamplingParams
+from ludic.environments import Example
 from ludic.errors import ConfigError, EngineError, ModelError, ScorerError
 from ludic.records import Purpose
+from ludic.settings import as_error, failure_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,8 @@ class EpisodeFailedError(Exception):
     def __init__(
         self, error: str, traceback: str | None = None, components: Mapping[str, float] = NO_COMPONENTS
     ) -> None:
-        """error, traceback: columns of the rows; see ludic.code.run.CodeFailure. components: of ScorerError."""
+        """error, traceback: columns of the rows; see ludic.settings.user_code.CodeFailure. components: of
+        ScorerError."""
         super().__init__(error)
         self.traceback, self.components = traceback, components
 

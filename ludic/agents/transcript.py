@@ -3,8 +3,8 @@
 A row grows from call to call. Its prompt is the first call's prompt; the first completion follows. Each later call adds
 the suffix by which its prompt extends the row, which was not sampled, and its completion. A prompt that extends no row,
 because history was rewritten or shortened, starts a new row: tokens are never realigned, and each sampled token is in
-one row only. Arrays of the sampler are joined by the rules in the catalogue (ludic.schema.columns). Pure; knows nothing
-of text, rewards or the store. Raises ValueError for an array of a wrong length.
+one row only. Arrays of the sampler are joined by the rules in the catalogue (ludic.records.columns). Pure; knows
+nothing of text, rewards or the store. Raises ValueError for an array of a wrong length.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ludic.records import HasTokens
-from ludic.schema.columns import ArrayColumn, Columns, array_columns
+from ludic.records import ArrayColumn, Columns, HasTokens, array_columns
 
 NO_ARRAYS: Columns = MappingProxyType({})
 """Columns of a completion with known tokens only."""

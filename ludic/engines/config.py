@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from ludic.defaults import ENGINE
-from ludic.devices import visible_gpus
-from ludic.installed import is_installed
-from ludic.settings import GpuMemory, MaxBatch, Role, TensorParallel, check
+from ludic.base import ENGINE, is_installed, visible_gpus
+from ludic.settings import GpuMemory, MaxBatch, Role, TensorParallel
+from ludic.settings.table import check
 
 VLLM = "vllm"
 """Name of the engine that samples with vLLM in the worker's process."""

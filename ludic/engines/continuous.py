@@ -35,10 +35,8 @@ from transformers.cache_utils import (
 
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, nan_logits
 from ludic.errors import ModelError
-from ludic.models.experts import Routers
-from ludic.models.families import TokensWithLogprobs, probe_sequences
-from ludic.records import WeightSpan
-from ludic.schema.columns import Columns, Ragged
+from ludic.models import Routers, TokensWithLogprobs, probe_sequences
+from ludic.records import Columns, Ragged, WeightSpan
 
 _JOIN_SHARE = 0.25
 """Requests join at once if they are at least this share of the running ones, since their prefill delays those."""

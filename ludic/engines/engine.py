@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from ludic.errors import ConfigError, EngineError, ModelError
-from ludic.records import FinishReason, WeightSpan
-from ludic.schema.columns import NUM_TOKEN_IDS, Columns, reasons_against, select
-from ludic.settings import PositiveCount, Temperature, Tokens, TopP, check
+from ludic.records import NUM_TOKEN_IDS, Columns, FinishReason, WeightSpan, reasons_against, select
+from ludic.settings import PositiveCount, Temperature, Tokens, TopP
+from ludic.settings.table import check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Completion:
     weight_versions: tuple[WeightSpan, ...]
     """Versions of the weights, at least one, in the order of the tokens; together the spans cover all tokens."""
     columns: Columns
-    """Arrays of the row that the sampler sets, by the name of their column (ludic.schema.columns), for these tokens.
+    """Arrays of the row that the sampler sets, by the name of their column (ludic.records.columns), for these tokens.
     Always response_logprobs: (length,) float32, nats, under the distribution sampled from, after temperature, top_k and
     top_p. kept_tokens with params.wants_kept_tokens: a Ragged of int32, the token ids, ascending, that top_k and top_p
     kept at each token, with the token itself; the logprob is under the softmax over them. experts with

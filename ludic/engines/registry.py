@@ -1,6 +1,6 @@
 """Find an inference engine by name: a built-in one, or a class in a user's file.
 
-ludic.code.kinds lists the built-in ones. An engine's file needs no consent, since the person who starts the worker
+ludic.settings.kinds lists the built-in ones. An engine's file needs no consent, since the person who starts the worker
 names it: unlike environments, engines are never named by a root. Raises ConfigError for an unknown name.
 """
 
@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from ludic.code.kinds import ENGINE, check, find
-from ludic.defaults import Longrope
+from ludic.base import Longrope
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Engine
+from ludic.settings import ENGINE, find
+from ludic.settings.kinds import check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

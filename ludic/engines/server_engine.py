@@ -34,19 +34,24 @@ from uuid import uuid4
 
 import httpx2
 
-from ludic.defaults import Longrope
+from ludic.base import SERVER_LOGIN, Longrope, keep_secret
 from ludic.engines.engine import Completion, GenerationRequest, check_keeps_experts, check_request
 from ludic.engines.registry import EngineSetup
 from ludic.engines.server_http import Server, check_url
 from ludic.engines.server_loading import LoadedWeights, Wanted
 from ludic.engines.server_pool import ServerPool
 from ludic.errors import ConfigError, ModelError, NoServerError
-from ludic.masking import SERVER_LOGIN, keep_secret
-from ludic.models.experts import routing_of
-from ludic.models.lora import base_of_adapter
-from ludic.models.rope import check_served, max_positions
-from ludic.models.weight_files import check_folder, eos_token_ids, load_config, load_generation_config
-from ludic.settings import check
+from ludic.models import (
+    base_of_adapter,
+    check_folder,
+    check_served,
+    eos_token_ids,
+    load_config,
+    load_generation_config,
+    max_positions,
+    routing_of,
+)
+from ludic.settings.table import check
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,9 @@ import msgspec
 import numpy as np
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
 
-from ludic.answers import MOST_BYTES, AnswerTooLongError, HttpAnswer, ask
+from ludic.base import MOST_BYTES, SERVER_LOGIN, AnswerTooLongError, HttpAnswer, ask, has_secret, mask, public_url
 from ludic.engines.engine import GenerationRequest
 from ludic.errors import ConfigError, EngineError, NoServerError, one_line
-from ludic.masking import SERVER_LOGIN, has_secret, mask, public_url
 
 FLAGS = (
     "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --generation-config vllm --logprobs-mode processed_logprobs "

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ludic.defaults import Longrope
+from ludic.base import Longrope
 from ludic.engines.engine import GenerationRequest, SamplingParams
 from ludic.engines.server_http import (
     FLAGS,
@@ -38,9 +38,7 @@ from ludic.engines.server_http import (
 )
 from ludic.engines.vllm_options import to_vllm_params
 from ludic.errors import ConfigError, LudicError, ModelError, one_line
-from ludic.models.families import logprobs_alone
-from ludic.models.sizes import EXPERTS, first_of
-from ludic.models.weight_files import load_config, load_pretrained
+from ludic.models import EXPERTS, first_of, load_config, load_pretrained, logprobs_alone
 
 logger = logging.getLogger(__name__)
 

@@ -33,9 +33,7 @@ from ludic.engines.server_http import (
 from ludic.engines.server_loading import HALF_LOADED, ServerFacts, Wanted, inspect, is_claim, load, weights_of
 from ludic.engines.vllm_options import to_completion, to_experts, to_vllm_params
 from ludic.errors import ConfigError, LudicError, ModelError, NoServerError
-from ludic.records import WeightSpan
-from ludic.schema.columns import array_columns
-from ludic.schema.validation import Routing
+from ludic.records import Routing, WeightSpan, array_columns
 
 logger = logging.getLogger(__name__)
 

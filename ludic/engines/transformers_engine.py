@@ -21,24 +21,25 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from ludic.defaults import Longrope
+from ludic.base import Longrope, check_model_folder
 from ludic.engines.continuous import ContinuousBatch, probe_batches
 from ludic.engines.engine import Completion, GenerationRequest, check_keeps_experts, check_request
 from ludic.engines.registry import EngineSetup
 from ludic.errors import ConfigError, HalfLoadedError, ModelError
-from ludic.models.experts import Routers
-from ludic.models.families import TokensWithLogprobs, check_family
-from ludic.models.folder_check import check_model_folder
-from ludic.models.lora import base_of_adapter, merge_adapter
-from ludic.models.rope import max_positions
-from ludic.models.weight_files import (
+from ludic.models import (
+    Routers,
+    TokensWithLogprobs,
+    base_of_adapter,
     can_read_into,
+    check_family,
     check_same_architecture,
     check_tensors,
     eos_token_ids,
     first_unknown_name,
     load_config,
     load_pretrained,
+    max_positions,
+    merge_adapter,
     open_weights,
     read_into,
 )

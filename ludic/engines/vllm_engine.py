@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from transformers import PretrainedConfig
 
+from ludic.base import package_of
 from ludic.engines.engine import Completion, GenerationRequest, check_keeps_experts, check_request
 from ludic.engines.registry import EngineSetup
 from ludic.engines.vllm_options import (
@@ -32,13 +33,19 @@ from ludic.engines.vllm_options import (
     to_vllm_params,
 )
 from ludic.errors import ConfigError, EngineError, HalfLoadedError, ModelError, one_line
-from ludic.installed import package_of
-from ludic.models.experts import routing_of
-from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of_adapter
-from ludic.models.rope import check_served
-from ludic.models.weight_files import check_folder, eos_token_ids, load_config, load_generation_config, read_shapes
-from ludic.records import WeightSpan
-from ludic.schema.validation import Routing
+from ludic.models import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    base_of_adapter,
+    check_folder,
+    check_served,
+    eos_token_ids,
+    load_config,
+    load_generation_config,
+    read_shapes,
+    routing_of,
+)
+from ludic.records import Routing, WeightSpan
 
 if TYPE_CHECKING:
     from vllm import AsyncEngineArgs, CompletionOutput, SamplingParams

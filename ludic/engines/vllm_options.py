@@ -17,15 +17,13 @@ import torch
 from transformers import PretrainedConfig
 from xxhash import xxh3_64_intdigest
 
+from ludic.base import is_installed
 from ludic.engines.engine import Completion, GenerationRequest, nan_logits
 from ludic.engines.registry import EngineSetup
 from ludic.engines.vllm_worker import OWNER
 from ludic.errors import ConfigError, EngineError, ModelError, unknown_name
-from ludic.installed import is_installed
-from ludic.models.rope import check_served, max_positions, original_length
-from ludic.records import FinishReason, WeightSpan
-from ludic.schema.columns import Ragged
-from ludic.schema.validation import Routing
+from ludic.models import check_served, max_positions, original_length
+from ludic.records import FinishReason, Ragged, Routing, WeightSpan
 
 _DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",

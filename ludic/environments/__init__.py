@@ -1,1 +1,5 @@
-"""Environments: their protocols, ludic's own ones, questions from data, and calls within limits."""
+"""Environments: examples and rewards as text; they know nothing of tokens and training."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -19,8 +19,8 @@ from typing import Any, Literal, Protocol, SupportsFloat, TypeVar, runtime_check
 
 import numpy as np
 
-from ludic.code.run import misfit_of_call
 from ludic.records import ExtraValue, Message, ToolCall
+from ludic.settings import misfit_of_call
 
 RUN_IN = ("auto", "loop", "thread", "process")
 """Values of the attribute `run_in`, which decides where blocking methods run; "auto", the default, decides by their

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ludic.code.waits import GRACE_S, DaemonThreads
+from ludic.settings import GRACE_S, DaemonThreads
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

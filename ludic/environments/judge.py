@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ludic.by_name import find_by_name
+from ludic.base import find_by_name
 
 
 def __getattr__(name: str) -> Any:

@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ludic.code.run import only_exceptions
-from ludic.code.waits import GRACE_S, SideThread, blocking, finished
 from ludic.environments.environment import RUN_IN, Environment, Example, MultiAgentEnvironment, Split
 from ludic.environments.event_loops import outside_of_loops
 from ludic.environments.placement import CONSTRUCTOR, Placement
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, Interruption, NotCalledError, TimeLimitError
+from ludic.settings import GRACE_S, SideThread, blocking, finished, only_exceptions
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ class TimeLimit:
     async def wait(self, what: str, awaitable: Awaitable[T]) -> T:
         """Return the result of a coroutine, which is cancelled at the limit. Raises TimeLimitError, as `call` does.
 
-        The limit is suspended while the coroutine waits for its turn at a judge (ludic.code.waits.RequestLimit).
+        The limit is suspended while the coroutine waits for its turn at a judge (ludic.settings.timeouts.RequestLimit).
         """
         task = await finished(_result(awaitable), self.timeout_s, partial(self._announced, what))
         if task is None:

@@ -1,9 +1,10 @@
 """The environment `qa/SOURCE`: ask questions from a file or a dataset, and score the answers.
 
-SOURCE is a data file (ludic.data_files), a folder of Dataset.save_to_disk, or a dataset's name on the Hugging Face Hub.
-A process reads it once, when it starts. Example number i depends only on the seed and the rows, so it is the same on
-every worker that reads the same rows. ludic does not copy the data into the root: each worker reads its own file. Its
-SHA-256 is recorded at each start, a change is logged, and the option sha256 refuses any other content. Rows that were
+SOURCE is a data file (ludic.base.data_files), a folder of Dataset.save_to_disk, or a dataset's name on the Hugging Face
+Hub. A process reads it once, when it starts. Example number i depends only on the seed and the rows, so it is the same
+on every worker that reads the same rows. ludic does not copy the data into the root: each worker reads its own file.
+Its SHA-256 is recorded at each start, a change is logged, and the option sha256 refuses any other content. Rows that
+were
 passed to ludic.fit as values are in the root, at the option `stored`; SOURCE is then only a name. Raises ConfigError,
 which names the source and the row.
 """
@@ -21,9 +22,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ludic.code.kinds import GROUP_SCORER, SCORER, Kind, find, is_made_with_own, scorer_names, takes_settings
-from ludic.code.run import misfit_of_call, place_of_function
-from ludic.defaults import EXAMPLE_IDS, ExampleIds
+from ludic.base import EXAMPLE_IDS, ExampleIds, require
 from ludic.environments import environment
 from ludic.environments.environment import RUN_IN, Example, GroupAnswer, Score, Split, arguments_of
 from ludic.environments.limits import TimeLimit
@@ -31,9 +30,19 @@ from ludic.environments.qa_rows import QuestionColumns, QuestionRows, QuestionSo
 from ludic.environments.rewards import RewardPart, Rubric, rubric_of, score_of
 from ludic.environments.splits import is_heldout, nth
 from ludic.errors import ConfigError, ScorerError, TimeLimitError
-from ludic.installed import require
 from ludic.records import Message
-from ludic.user_files import Files
+from ludic.settings import (
+    GROUP_SCORER,
+    SCORER,
+    Files,
+    Kind,
+    find,
+    is_made_with_own,
+    misfit_of_call,
+    place_of_function,
+    scorer_names,
+    takes_settings,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +86,7 @@ class QuestionOptions:
     """The only content that is accepted."""
     stored: str | None = None
     """Absolute path of the file with the rows, of which SOURCE is only the name; a root finds it
-    (ludic.store.inputs)."""
+    (ludic.root.inputs)."""
     example_ids: ExampleIds = EXAMPLE_IDS[0]
     """What identifies an example: row is a unique column of ID_COLUMNS, else all columns; question is the question and
     the answer."""

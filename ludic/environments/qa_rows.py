@@ -19,14 +19,11 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from ludic.data_files import LISTED as DATA_FILES
-from ludic.data_files import is_data_file, read_rows, table_rows
+from ludic.base import LISTED as DATA_FILES
+from ludic.base import is_data_file, local_path, read_rows, require, table_rows
 from ludic.environments.column_values import read_back, spelled
 from ludic.errors import ConfigError, RefusedRecordError, one_line, unknown_name
-from ludic.installed import require
-from ludic.messages import read_messages
-from ludic.paths import local_path
-from ludic.records import Message
+from ludic.records import Message, read_messages
 
 QUESTION_COLUMNS = ("question", "prompt", "messages")
 """Default columns of the question; the first present one is used."""

@@ -1,6 +1,6 @@
 """Environments by name: built-in, those of packages and of your data as PREFIX/NAME or by entry points, or your own.
 
-To add a built-in environment, write its class, and its line in ludic.code.kinds; for those of a package, write an
+To add a built-in environment, write its class, and its line in ludic.settings.kinds; for those of a package, write an
 adapter in ludic/adapters/environments/ and its line there. Raises ConfigError, which names the request, the value found
 and the change to make.
 """
@@ -14,9 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ludic.by_name import find_by_name
-from ludic.code.kinds import ENVIRONMENT, find, packaged_part, unknown
-from ludic.code.run import describe, only_exceptions
+from ludic.base import LUDIC, find_by_name, missing_extra, module_file, name_and_version, package_of
 from ludic.environments.environment import (
     RUN_IN,
     Environment,
@@ -29,8 +27,10 @@ from ludic.environments.qa import QuestionOptions, Questions, QuestionScorers, h
 from ludic.environments.qa_rows import QuestionSource
 from ludic.environments.single_turn import ScorerProcesses, SingleTurn
 from ludic.errors import ConfigError, LudicError, MissingPackageError
-from ludic.installed import LUDIC, missing_extra, module_file, name_and_version, package_of
-from ludic.user_files import NO_FILES, QUESTIONS, Files, python_file_of
+from ludic.settings import ENVIRONMENT, NO_FILES, Files, find, only_exceptions, packaged_part, python_file_of
+from ludic.settings.kinds import unknown
+from ludic.settings.user_code import describe
+from ludic.settings.user_files import QUESTIONS
 
 EnvironmentFactory = Callable[[], Environment | MultiAgentEnvironment]
 """Function that returns a new Environment for each episode."""

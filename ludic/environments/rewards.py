@@ -17,12 +17,12 @@ from math import isfinite
 from reprlib import repr as shown
 from typing import Any
 
-from ludic.code.run import place_of_function
+from ludic.base import storable
 from ludic.environments.environment import NUMBERS, Example, GroupAnswer, Score, to_score
 from ludic.environments.event_loops import call_all, wait_all
 from ludic.errors import ConfigError, ScorerError, unknown_name
-from ludic.printable import storable
 from ludic.records import LARGEST_REWARD, add_rewards
+from ludic.settings import place_of_function
 
 COMPLETION, COMPLETIONS = "completion", "completions"
 """Parameter for one answer, and for all answers to a question."""

@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from ludic.children import end_with_parent
-from ludic.code.run import failure_of, only_exceptions
+from ludic.base import end_with_parent
 from ludic.environments.column_values import read_back
 from ludic.environments.environment import Score, to_score
 from ludic.environments.registry import load_scorer
 from ludic.environments.single_turn import ScorerCall, ScorerResult, ScorerStart, encode, receive, send, to_file
 from ludic.errors import ScorerError
+from ludic.settings import failure_of, only_exceptions
 
 
 def main() -> None:

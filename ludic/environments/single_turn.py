@@ -23,8 +23,7 @@ from typing import IO, Any, SupportsFloat
 import msgspec
 import numpy as np
 
-from ludic.children import describe_end, start_python
-from ludic.code.waits import RequestLimit, SideThread
+from ludic.base import describe_end, start_python
 from ludic.environments.column_values import spelled
 from ludic.environments.environment import (
     Example,
@@ -38,7 +37,7 @@ from ludic.environments.environment import (
 )
 from ludic.errors import ScorerError
 from ludic.records import Message
-from ludic.user_files import Files, UserFile
+from ludic.settings import Files, RequestLimit, SideThread, UserFile
 
 
 class SingleTurn:

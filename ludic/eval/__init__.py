@@ -1,1 +1,5 @@
-"""Evaluate policies: sample held-out examples, measure them with error bars, compare in pairs. Needs no trainer."""
+"""Questions to stored rows and to versions: evaluations, comparisons, scores, what-if."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

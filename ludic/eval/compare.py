@@ -16,7 +16,7 @@ import numpy as np
 from ludic.errors import ConfigError
 from ludic.eval import statistics
 from ludic.eval.config import DIFFERENCE, LATEST, MeasureConfig
-from ludic.eval.numbers import Chosen, Samples, nothing_stored, parts
+from ludic.eval.estimates import Chosen, Samples, nothing_stored, parts
 from ludic.eval.pairing import (
     Examples,
     SampledEnvironment,
@@ -26,15 +26,8 @@ from ludic.eval.pairing import (
     pair_examples,
 )
 from ludic.records import REWARD_DIGITS
-from ludic.sql import SqlText
-from ludic.sql.connect import Connections
-from ludic.sql.library import check_measure_parameters, load_measure
-from ludic.sql.reports import figure
-from ludic.store import Root
-from ludic.store.catalogue import EVALUATIONS
-from ludic.store.code import from_dicts
-from ludic.store.inputs import is_questions
-from ludic.store.records import EvaluationRecord
+from ludic.root import EVALUATIONS, EvaluationRecord, Root, from_dicts, is_questions
+from ludic.root.sql import Connections, SqlText, check_measure_parameters, figure, load_measure
 
 _DEFAULT = ("mean_reward",)
 _EQUAL = 10.0**-REWARD_DIGITS

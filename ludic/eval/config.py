@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from ludic.defaults import ENV_TIMEOUT_S
+from ludic.base import ENV_TIMEOUT_S
 from ludic.errors import ConfigError
-from ludic.run_config import RunConfig
+from ludic.run import RunConfig
 from ludic.settings import (
     InFlight,
     NumSamples,
@@ -18,8 +18,8 @@ from ludic.settings import (
     SecondsOfADay,
     Seed,
     SettingsError,
-    check,
 )
+from ludic.settings.table import check
 
 LATEST = "latest"
 DIFFERENCE = 0.05
@@ -83,7 +83,7 @@ class MeasureConfig:
     """Measures on stored samples, and the confidence of their intervals."""
 
     measures: Annotated[tuple[str, ...], Role(first_page=True)] = ()
-    """Measures, by a name in ludic/sql/measures/ or the path of a .sql file (docs/evaluation.md). None given: mean
+    """Measures, by a name in ludic/root/sql/measures/ or the path of a .sql file (docs/evaluation.md). None given: mean
     reward, success rate, pass@k for several samples, length and unscored samples; of a comparison the mean reward."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """Values of the measures' parameters as JSON, such as {"k": 4, "threshold": 0.5, "unscored": 0}."""

@@ -1,7 +1,8 @@
 """Measure contamination: the part of evaluated prompts that occurs in texts that runs trained on.
 
-Reads evals/, the ledgers and the messages of the rollouts that they used, through the SQL of ludic/sql/contamination/
-or a user's file. Raises ConfigError if nothing is evaluated or trained on, QueryError for SQL that fails.
+Reads evals/, the ledgers and the messages of the rollouts that they used, through the SQL of
+ludic/root/sql/contamination/ or a user's file. Raises ConfigError if nothing is evaluated or trained on, QueryError for
+SQL that fails.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,15 +12,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from ludic.code.kinds import CONTAMINATION
 from ludic.errors import ConfigError, QueryError
-from ludic.eval.numbers import Chosen, Samples, nothing_stored
-from ludic.sql import SqlText, connect
-from ludic.sql.connect import RootLike
-from ludic.sql.library import check_parameters, load_text, run_query
-from ludic.sql.query import ask
-from ludic.sql.reports import figure
-from ludic.store import Root
+from ludic.eval.estimates import Chosen, Samples, nothing_stored
+from ludic.root import Root
+from ludic.root.sql import RootLike, SqlText, ask, check_parameters, connect, figure, load_text, run_query
+from ludic.settings import CONTAMINATION
 
 _COLUMNS = ("env_name", "env_example_id", "num_ngrams", "num_found", "rollout_id", "num_shared")
 _WANTED = f"wanted one SELECT that returns {', '.join(_COLUMNS)}"
@@ -44,7 +41,7 @@ def find_overlaps(
 ) -> Overlaps:
     """Compare the chosen samples' prompts with what the root and `also` trained on.
 
-    query: a name in ludic/sql/contamination/, or the path of a .sql file. params: values of its parameters.
+    query: a name in ludic/root/sql/contamination/, or the path of a .sql file. params: values of its parameters.
     """
     text = load_text(CONTAMINATION, query, "{}", _WANTED)
     check_parameters([text], params, known=())

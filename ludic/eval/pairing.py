@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ludic.code.kinds import SCORER_OPTIONS
-from ludic.eval.numbers import Samples
-from ludic.sql.reports import figure
-from ludic.store.code import from_dicts
-from ludic.store.inputs import STORED, is_questions
-from ludic.store.records import EvaluationRecord
+from ludic.eval.estimates import Samples
+from ludic.root import STORED, EvaluationRecord, from_dicts, is_questions
+from ludic.root.sql import figure
+from ludic.settings import SCORER_OPTIONS
 
 _REWARDS = re.compile(r"\A(?:.*/)?inputs/(?:[0-9a-f]{16}/)?(?=reward\.py:)")
 """Folder of the rewards that ludic.fit writes, in the names of scorers; each root has its own."""
@@ -58,7 +56,7 @@ class SampledEnvironment:
 
     @property
     def example_ids(self) -> str:
-        """Identification of examples of questions (ludic.defaults.ExampleIds)."""
+        """Identification of examples of questions (ludic.base.defaults.ExampleIds)."""
         settings = {} if self.record is None else self.record.settings
         own = settings.get("env_options")
         given = own.get("example_ids") if isinstance(own, Mapping) else None

@@ -11,22 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
-from ludic.agents.requests import EpisodeRequest, derive_seed, repeat
-from ludic.defaults import MAX_OBSERVATION_CHARACTERS
-from ludic.engines.engine import SamplingParams
-from ludic.environments.environment import Example
-from ludic.environments.limits import LimitedEnvironments
+from ludic.agents import EpisodeRequest, derive_seed, repeat
+from ludic.base import MAX_OBSERVATION_CHARACTERS
+from ludic.engines import SamplingParams
+from ludic.environments import Example, LimitedEnvironments
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.eval.config import LATEST, EvalConfig, parse_versions
 from ludic.records import new_id
-from ludic.run_config import SAMPLING, RunConfig
-from ludic.run_json import run_of
+from ludic.root import Root, stored_options
+from ludic.root.rows import MOST_SAMPLES, SampleBlock, list_versions
+from ludic.root.weights import latest_policy, stored_versions
+from ludic.run import SAMPLING, RunConfig, run_of
 from ludic.settings import names_of, overridden
-from ludic.store import Root, latest_policy
-from ludic.store.evaluations import MOST_SAMPLES, SampleBlock
-from ludic.store.files import list_versions
-from ludic.store.inputs import stored_options
-from ludic.store.policies import stored_versions
 
 logger = logging.getLogger(__name__)
 

@@ -19,15 +19,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
-from ludic.agents.agent import Agent
-from ludic.agents.requests import EpisodeRequest
-from ludic.code.waits import SideThread
-from ludic.engines.registry import MakeEngine
-from ludic.environments import event_loops
-from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
+from ludic.agents import Agent, EpisodeRequest
+from ludic.base import make_folder
+from ludic.engines import MakeEngine
+from ludic.environments import Announce, LimitedEnvironments, TimeLimit, event_loops
 from ludic.errors import ModelError, NameTakenError, SchemaError
 from ludic.eval.config import EvalConfig
-from ludic.eval.numbers import Chosen
+from ludic.eval.estimates import Chosen
 from ludic.eval.plan import (
     EvaluatedEnvironment,
     MissingWeightsError,
@@ -40,21 +38,22 @@ from ludic.eval.plan import (
     unknown_versions,
 )
 from ludic.eval.suite import labelled
-from ludic.models.chat import load_tokenizer
-from ludic.models.first_model import first_model, vocabulary_of
+from ludic.models import load_tokenizer
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
-from ludic.rollouts.failures import FailureLog
-from ludic.rollouts.pump import EngineCalls, Finished, RunEpisode, Scheduler
-from ludic.rollouts.sampler import episodes_of_run, open_code
-from ludic.run_config import RunConfig
-from ludic.store import RolloutWriter, Root, fetch_policy
-from ludic.store.evaluations import BlockClaims, SampleBlock, evaluation_of, put_evaluation, stored_blocks
-from ludic.store.files import RolloutFile
-from ludic.store.inputs import is_questions
-from ludic.store.policies import has_weights
-from ludic.store.records import EvaluationRecord
-from ludic.temporary import make_folder
-from ludic.user_files import Files
+from ludic.rollouts import EngineCalls, FailureLog, Finished, RunEpisode, Scheduler, episodes_of_run, open_code
+from ludic.root import EvaluationRecord, Root, is_questions
+from ludic.root.rows import (
+    BlockClaims,
+    RolloutFile,
+    RolloutWriter,
+    SampleBlock,
+    evaluation_of,
+    put_evaluation,
+    stored_blocks,
+)
+from ludic.root.weights import fetch_policy, first_model, has_weights, vocabulary_of
+from ludic.run import RunConfig
+from ludic.settings import Files, SideThread
 
 logger = logging.getLogger(__name__)
 

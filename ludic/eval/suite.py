@@ -13,15 +13,23 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from ludic.code.kinds import PARSER, SCORER, SCORER_OPTIONS, own_code_of, parser_stages
-from ludic.config_files import read_config
-from ludic.data_files import is_data_file
+from ludic.base import is_data_file, local_path, read_config
 from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.eval.config import EvalConfig, MeasureConfig
-from ludic.eval.numbers import check_measures
-from ludic.paths import local_path
-from ludic.settings import arguments, flat, names_of, settings_of
-from ludic.user_files import QUESTIONS, python_file_of
+from ludic.eval.estimates import check_measures
+from ludic.settings import (
+    PARSER,
+    SCORER,
+    SCORER_OPTIONS,
+    arguments,
+    flat,
+    names_of,
+    own_code_of,
+    parser_stages,
+    python_file_of,
+    settings_of,
+)
+from ludic.settings.user_files import QUESTIONS
 
 OF_THE_CALL = names_of(EvalConfig, "of_call")
 """Settings that a suite does not hold: which weights, and limits of the machine."""

@@ -21,15 +21,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from jinja2 import TemplateError
 
-from ludic.code.run import describe
+from ludic.base import TRAIN, check_model_folder, read_json, require, without_files
 from ludic.errors import ModelError, one_line
-from ludic.installed import TRAIN, require
-from ludic.messages import REASONING
-from ludic.model_json import read_json
 from ludic.models.chat_template import render
-from ludic.models.folder_check import check_model_folder, without_files
 from ludic.models.tokenizer import NeedsTransformersError, Tokenizer, read_folder
-from ludic.records import Message, ToolCall
+from ludic.records import REASONING, Message, ToolCall
+from ludic.settings.user_code import describe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

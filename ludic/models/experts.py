@@ -26,7 +26,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ludic.errors import ModelError
 from ludic.models.sizes import CHOSEN, EXPERTS, first_of
 from ludic.models.weight_files import make_model
-from ludic.schema.validation import UNKNOWN_EXPERT, Routing
+from ludic.records import UNKNOWN_EXPERT, Routing
 
 _CHOICE = "_ludic_choice"
 """Attribute of a module with experts: handler of its router's choice, None outside `record` and `replay`."""

@@ -27,11 +27,10 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations import hub_kernels
 
-from ludic.defaults import Longrope
+from ludic.base import Longrope, cache_folder
 from ludic.errors import ModelError, one_line
 from ludic.models.rope import check_rope, max_positions, original_length
 from ludic.models.weight_files import load_config, make_config, make_model
-from ludic.paths import cache_folder
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from ludic.base import ADAPTER_CONFIG, check_adapter
 from ludic.errors import ModelError, one_line
-from ludic.models.folder_check import ADAPTER_CONFIG, check_adapter
 
 # Each trainer imports this module, and most use no adapters; importing peft takes half a second.
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
-from ludic.code.run import describe
 from ludic.errors import ConfigError, ModelError, ScorerError
 from ludic.models.chat import load_tokenizer, render_prompt
-from ludic.models.first_model import local_folder
 from ludic.models.rope import max_positions
 from ludic.models.weight_files import load_config, load_pretrained
 from ludic.records import Message
+from ludic.root.weights import local_folder
+from ludic.settings.user_code import describe
 
 # Shapes: B = conversations of a batch, T = tokens of the longest one, L = labels of the head.
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ludic.defaults import Longrope
+from ludic.base import Longrope
 from ludic.errors import ConfigError, ModelError
 
 _LONGROPE, _DYNAMIC = "longrope", "dynamic"

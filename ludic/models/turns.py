@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 
 from ludic.errors import ModelError, RefusedRecordError
-from ludic.messages import REASONING
 from ludic.models.chat import QUOTE, ChatRenderer, Names, Recorded, as_template_input
 from ludic.models.tokenizer import NAMED, Tokenizer
-from ludic.records import Message
+from ludic.records import REASONING, Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,9 +25,8 @@ from torch.nn import ModuleList
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from ludic.defaults import Longrope
+from ludic.base import Longrope, check_model_folder, check_values
 from ludic.errors import ModelError, one_line
-from ludic.models.folder_check import check_model_folder, check_values
 from ludic.models.rope import pin_rope
 
 MAKING_MODELS = RLock()

@@ -1,1 +1,5 @@
-"""Sample rollouts: workers, the schedule of groups, and the loading of new weights."""
+"""The stream of episodes: requests, episodes, complete groups; for workers, evaluations and scores."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

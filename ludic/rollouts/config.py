@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from ludic.defaults import ENV_TIMEOUT_S
-from ludic.run_config import RunConfig
-from ludic.settings import CountOr0, InFlight, NumSamples, Overrides, PositiveCount, SecondsOfADay, Seed, check
+from ludic.base import ENV_TIMEOUT_S
+from ludic.run import RunConfig
+from ludic.settings import CountOr0, InFlight, NumSamples, Overrides, PositiveCount, SecondsOfADay, Seed
+from ludic.settings.table import check
 
 _NOT_GIVEN = "None is the run's, or for a model the default of a run."
 

@@ -5,8 +5,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from ludic.code.run import place_of
 from ludic.records import GROUP_CLOSED, Rollout
+from ludic.settings import place_of
 
 _MOST_KINDS = 100
 """Maximum kinds that are logged; messages without a code position may differ in each rollout."""

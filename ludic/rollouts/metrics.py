@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from ludic.printable import left_out
+from ludic.base import left_out
 from ludic.records import GROUP_CLOSED, Rollout, RolloutBatch, RolloutGroup, comparable_reward
 
 _MOST_CHARACTERS = 500

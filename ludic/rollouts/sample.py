@@ -11,19 +11,16 @@ from typing import Any, overload
 
 import numpy as np
 
-from ludic.agents.requests import derive_seed
-from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
+from ludic.agents import derive_seed
+from ludic.base import Part, Result, Sentence, number, temporary_folder
+from ludic.engines import GenerationRequest, SamplingParams, generate_all
 from ludic.errors import ConfigError
-from ludic.models.first_model import base_of_run, local_folder
 from ludic.records import FinishReason, Message
-from ludic.results import Part, Result, Sentence, number
 from ludic.rollouts.config import Question
-from ludic.run_config import SAMPLING
-from ludic.run_json import is_recorded_run, run_of
+from ludic.root import Root
+from ludic.root.weights import base_of_run, fetch_policy, latest_policy, local_folder, stored_versions
+from ludic.run import SAMPLING, is_recorded_run, run_of
 from ludic.settings import overridden
-from ludic.store import Root, fetch_policy, latest_policy
-from ludic.store.policies import stored_versions
-from ludic.temporary import temporary_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +103,8 @@ def sample_model(model: str, question: Question) -> Answers:
 
 
 def _sample(folder: str, question: Question, root: Root | None, version: int | None) -> list[Answer]:
-    from ludic.engines.transformers_engine import TransformersEngine  # loads torch
-    from ludic.models.chat import decode, load_tokenizer, render_prompt
+    from ludic.engines import TransformersEngine  # loads torch
+    from ludic.models import decode, load_tokenizer, render_prompt
 
     tokenizer = load_tokenizer(folder)
     with ExitStack() as stack:

@@ -12,30 +12,36 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from ludic.agents import (
+    DEFAULT_FORMAT,
+    DELEGATE,
+    Agent,
+    EpisodeFailedError,
+    EpisodeLimits,
+    EpisodeRequest,
+    Toolbox,
+    check_tools,
+    derive_seed,
+    likely_format,
+    make_context,
+    make_parser,
+    make_protocol,
+    make_sub_agents,
+    make_tool_format,
+    make_tools,
+    repeat,
+    run_episode,
+    sweep,
+)
 from ludic.agents import environment_calls as calls
-from ludic.agents.agent import Agent
-from ludic.agents.contexts import make_context
-from ludic.agents.delegation import DELEGATE, make_sub_agents
-from ludic.agents.parsers import make_parser
-from ludic.agents.play import make_protocol, run_episode
-from ludic.agents.requests import EpisodeFailedError, EpisodeLimits, EpisodeRequest, derive_seed, repeat, sweep
-from ludic.agents.tools.formats import DEFAULT_FORMAT, likely_format, make_tool_format
-from ludic.agents.tools.registry import check_tools, make_tools
-from ludic.agents.tools.toolbox import Toolbox
-from ludic.code.kept import keep_code, trusted_files
-from ludic.code.uses import sampling_uses
-from ludic.engines.engine import SamplingParams
-from ludic.environments.environment import Example, Split
-from ludic.environments.limits import NO_LIMIT, LimitedEnvironments, TimeLimit
-from ludic.environments.registry import make_environment
+from ludic.engines import SamplingParams
+from ludic.environments import NO_LIMIT, Example, LimitedEnvironments, Split, TimeLimit, make_environment
 from ludic.errors import ConfigError
 from ludic.records import RolloutBatch, RolloutMetadata, new_id
-from ludic.rollouts.pump import RunEpisode, sample_groups
-from ludic.run_config import RunConfig
-from ludic.run_json import located, run_of
-from ludic.store import Root
-from ludic.store.records import CodeRecord
-from ludic.user_files import NO_FILES, Files, python_file_of
+from ludic.rollouts.scheduler import RunEpisode, sample_groups
+from ludic.root import CodeRecord, Root
+from ludic.run import RunConfig, keep_code, located, run_of, sampling_uses, trusted_files
+from ludic.settings import NO_FILES, Files, python_file_of
 
 logger = logging.getLogger(__name__)
 

@@ -18,29 +18,32 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from ludic.code.waits import SideThread
-from ludic.engines.registry import MakeEngine
-from ludic.environments import event_loops
-from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
+from ludic.base import storable, temporary_folder
+from ludic.engines import MakeEngine
+from ludic.environments import Announce, LimitedEnvironments, TimeLimit, event_loops
 from ludic.errors import ConfigError, EngineError, StoreError
-from ludic.printable import storable
 from ludic.records import GroupEvent, GroupEventKind, RolloutBatch, RolloutMetadata
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.failures import FailureLog
-from ludic.rollouts.follower import SwapTimes, WeightSync
+from ludic.rollouts.group_schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.rollouts.metrics import stream_metrics
-from ludic.rollouts.pump import BegunGroup, Finished, Scheduler
 from ludic.rollouts.sampler import episodes_of_run, open_code
-from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
-from ludic.run_json import run_of
-from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root
-from ludic.store.attempts import check_not_recorded
-from ludic.store.claims import check_holds_slot, code_before, held_slot
-from ludic.store.code import to_dicts, warn_of_other_code
-from ludic.store.filesystem import back_off
-from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS, MadeFile
-from ludic.temporary import temporary_folder
-from ludic.troubles import find_sampling_diagnostics, warn_of_rows
+from ludic.rollouts.scheduler import BegunGroup, Finished, Scheduler
+from ludic.rollouts.weight_sync import SwapTimes, WeightSync
+from ludic.root import (
+    LatestPolicy,
+    Root,
+    check_holds_slot,
+    check_not_recorded,
+    code_before,
+    held_slot,
+    to_dicts,
+    warn_of_other_code,
+)
+from ludic.root.rows import FLUSH_AGE_S, FLUSH_GROUPS, MadeFile, MetricsLog, RolloutWriter
+from ludic.root.storage import back_off
+from ludic.run import find_sampling_diagnostics, run_of, warn_of_rows
+from ludic.settings import SideThread
 
 logger = logging.getLogger(__name__)
 

@@ -1,20 +1,5 @@
-"""Train on rollouts: the trainer's loop, the gradient step, losses, checkpoints and publishes."""
+"""Training: batches from stored rollouts, the gradient step, checkpoints, publishing, the trainer's loop."""
 
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
-from ludic.batches.config import BatchConfig
-from ludic.training.config import TrainConfig
-
-if TYPE_CHECKING:
-    from ludic.batches.stream import BatchStream
-
-__all__ = ["BatchConfig", "BatchStream", "TrainConfig"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import BatchStream on first use, since it imports torch, which would delay `--help`."""
-    if name == "BatchStream":
-        from ludic.batches.stream import BatchStream
-
-        return BatchStream
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

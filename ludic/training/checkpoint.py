@@ -34,13 +34,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from ludic.distributed import bytes_from_main, from_main, is_main, num_ranks, rank
+from ludic.base import bytes_from_main, from_main, is_main, num_ranks, rank
 from ludic.errors import ModelError, NameTakenError
-from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_adapter_weight, load_adapter
-from ludic.store.attempts import MARKER, folder_of
-from ludic.store.records import CheckpointInfo, encode_record
-from ludic.store.root import Root
-from ludic.store.weights import check_copy, write_manifest
+from ludic.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_adapter_weight, load_adapter
+from ludic.root import MARKER, CheckpointInfo, Root, encode_record, folder_of
+from ludic.root.weights import check_copy, write_manifest
 from ludic.training.adamw_8bit import from_file, set_quantized, split_moments, to_file
 from ludic.training.model import detached, full_state_dict, load_model, save_weights
 

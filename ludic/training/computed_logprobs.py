@@ -20,24 +20,18 @@ import pyarrow.compute as pc
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from ludic.batches.reading import read_rank_batch
-from ludic.batches.source import BatchPlan
-from ludic.distributed import bytes_from_main, is_main, num_ranks, path_on_main, rank, run_on_all
+from ludic.base import bytes_from_main, is_main, num_ranks, path_on_main, rank, run_on_all, temporary_folder
 from ludic.errors import StoreError
-from ludic.models.first_model import first_model
-from ludic.run_json import run_of
-from ludic.schema import table_from_bytes, table_to_bytes
-from ludic.store import Root, fetch_policy
-from ludic.store.policies import FIRST_VERSION, has_weights
-from ludic.store.tables import ReferenceIndex
-from ludic.temporary import temporary_folder
+from ludic.records import table_from_bytes, table_to_bytes
+from ludic.root import Root
+from ludic.root.rows import ReferenceIndex
+from ludic.root.weights import FIRST_VERSION, fetch_policy, first_model, has_weights
+from ludic.run import run_of
+from ludic.training.batches.reading import read_rank_batch
+from ludic.training.batches.source import BatchPlan
 from ludic.training.config import TrainConfig
 from ludic.training.model import compute_dtype, load_sharded
-from ludic.training.reference import (
-    CachedReference,
-    Reference,
-    model_reference,
-)
+from ludic.training.reference import CachedReference, Reference, model_reference
 
 logger = logging.getLogger(__name__)
 

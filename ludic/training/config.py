@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from ludic.batches.config import BatchConfig, OfLoss
-from ludic.code.kinds import OBJECTIVE, TRACKER
-from ludic.defaults import LEASE_S, MOST_LEASE_S
+from ludic.base import LEASE_S, MOST_LEASE_S
 from ludic.errors import ConfigError
 from ludic.settings import (
+    OBJECTIVE,
+    TRACKER,
     CountOr0,
     Needs,
     PositiveCount,
@@ -25,11 +25,12 @@ from ludic.settings import (
     Role,
     Tokens,
     Weight,
-    check,
     convert,
     flat,
     settings_of,
 )
+from ludic.settings.table import check
+from ludic.training.batches.config import BatchConfig, OfLoss
 
 # --- Objectives, each with the settings that it reads ------------------------------------------------------------
 
@@ -292,7 +293,7 @@ class LossConfig:
 
     @property
     def loss_unit(self) -> Literal["row", "pair", "episode"]:
-        """What the loss averages over; see ludic.sql.planner.BatchRules."""
+        """What the loss averages over; see ludic.root.sql.planner.BatchRules."""
         if self.is_paired:
             return "pair"
         return "episode" if self.loss_normalization == "episodes" else "row"

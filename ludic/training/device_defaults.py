@@ -20,9 +20,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedConfig
 
-from ludic.devices import MEMORY_VARIABLE
-from ludic.distributed import is_main, num_ranks, run_on_main
-from ludic.run_config import RunConfig
+from ludic.base import MEMORY_VARIABLE, is_main, num_ranks, run_on_main
+from ludic.run import RunConfig
 from ludic.training.config import ON_CPU, TrainConfig, describe_computing
 from ludic.training.memory import (
     LOGIT,

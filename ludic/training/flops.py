@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ludic.errors import ConfigError, unknown_name
-from ludic.models.sizes import CHOSEN, EXPERTS, WITHOUT_ATTENTION, first_of
+from ludic.models import CHOSEN, EXPERTS, WITHOUT_ATTENTION, first_of
 
 # Dense TFLOPS from vendors' data sheets, without sparsity: bfloat16 (accumulated in float32), and float32 without TF32;
 # and memory in GB. The first entry whose name occurs as whole words in the device's name is used.

@@ -12,17 +12,25 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.errors import ConfigError, MissingRootError
-from ludic.models.first_model import same_model
-from ludic.renamed_settings import GONE
-from ludic.run_config import RunConfig
-from ludic.run_json import run_of
+from ludic.root import (
+    Attempt,
+    CheckpointId,
+    Root,
+    chain,
+    check_not_recorded,
+    last_checkpoint,
+    newest_attempt,
+    newest_attempt_id,
+    read_attempt,
+    read_cut,
+    read_parent,
+)
+from ludic.root.weights import same_model
+from ludic.run import RunConfig, run_of
+from ludic.settings import GONE, in_use, settings_of, without_tables
 from ludic.settings import given as as_given
-from ludic.settings import in_use, settings_of, without_tables
-from ludic.store import Attempt, Root, newest_attempt_id, read_attempt
-from ludic.store.attempts import chain, check_not_recorded, last_checkpoint, newest_attempt, read_cut, read_parent
-from ludic.store.records import CheckpointId
+from ludic.training.batches.config import OFFLINE_SETTINGS
 from ludic.training.config import ON_CPU, TrainConfig
 from ludic.training.presets import load_algorithm
 

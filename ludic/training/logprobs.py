@@ -22,8 +22,8 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from ludic.batches.packing import MicroBatch, PackedRagged
 from ludic.errors import ModelError
+from ludic.training.batches.packing import MicroBatch, PackedRagged
 from ludic.training.config import ON_CPU
 from ludic.training.packed import PACKED_ATTENTION, keep_apart, packed_arguments, with_lengths
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ludic.batches.packing import MicroBatch
-from ludic.code.kinds import OBJECTIVE, find
-from ludic.schema.columns import array_columns
+from ludic.records import array_columns
+from ludic.settings import OBJECTIVE, find
+from ludic.training.batches.packing import MicroBatch
 from ludic.training.config import (
     Cispo,
     Clipping,

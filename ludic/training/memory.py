@@ -27,13 +27,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.masking_utils import sdpa_mask
 
-from ludic.batches.packing import TrainingSequence, pack
 from ludic.errors import ModelError, one_line
-from ludic.models.lora import add_adapters
-from ludic.models.rope import max_positions
-from ludic.models.sizes import WITHOUT_ATTENTION
-from ludic.models.weight_files import decoder_layers, make_model
-from ludic.run_config import RunConfig
+from ludic.models import WITHOUT_ATTENTION, add_adapters, decoder_layers, make_model, max_positions
+from ludic.run import RunConfig
+from ludic.training.batches.packing import TrainingSequence, pack
 from ludic.training.config import ON_CPU, ModelConfig, OptimizerConfig, TrainConfig
 from ludic.training.logprobs import linear_logprobs
 

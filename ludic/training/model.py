@@ -25,31 +25,30 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ludic.batches.packing import TrainingSequence, pack
-from ludic.defaults import Longrope
-from ludic.distributed import from_main, is_main, run_on_main
+from ludic.base import Longrope, from_main, is_main, run_on_main, temporary_folder
 from ludic.errors import ModelError, one_line
-from ludic.models.families import (
+from ludic.models import (
     TokensWithLogprobs,
     check_family,
     check_model,
-    probe_sequences,
-    shrink,
-    spread,
-    without_kernels,
-)
-from ludic.models.first_model import local_folder, tokenizer_files, write_files
-from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
-from ludic.models.weight_files import (
     decoder_layers,
+    has_adapters,
+    is_adapter_weight,
     load_config,
     load_generation_config,
     load_pretrained,
     make_config,
     make_model,
+    merged_weights,
+    probe_sequences,
+    save_adapter,
+    shrink,
+    spread,
+    without_kernels,
     without_progress_bars,
 )
-from ludic.temporary import temporary_folder
+from ludic.root.weights import local_folder, tokenizer_files, write_files
+from ludic.training.batches.packing import TrainingSequence, pack
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import check_head, register_token_logprobs, token_logprobs
 from ludic.training.packed import PACKED_ATTENTION, by_sequence, keep_uncompiled, run_at_once

@@ -18,10 +18,8 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from ludic.distributed import broadcast_bytes, is_main, num_ranks, rank, run_on_main
-from ludic.installed import LUDIC, installed_version
-from ludic.store import Root, read_attempt
-from ludic.store.records import CheckpointInfo
+from ludic.base import LUDIC, broadcast_bytes, installed_version, is_main, num_ranks, rank, run_on_main
+from ludic.root import CheckpointInfo, Root, read_attempt
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import attempts_to_replay
 from ludic.training.packed import PACKED_ATTENTION

@@ -15,35 +15,49 @@ from typing import Any
 
 import pyarrow as pa
 
-from ludic.batches.offline import OfflineSource
-from ludic.batches.online import OnlineSource
-from ludic.batches.replay import ReplanSource, ReplaySource
-from ludic.batches.source import PlanSource
-from ludic.distributed import open_on_main, run_on_main
+from ludic.base import open_on_main, run_on_main
 from ludic.errors import ConfigError, StoreError
-from ludic.models.first_model import first_tokenizer
-from ludic.run_config import RunConfig
-from ludic.run_json import run_of
-from ludic.store import Attempt, MetricsLog, Root
-from ludic.store.attempts import (
+from ludic.root import (
     NOTHING_TO_RESUME,
+    Attempt,
+    CheckpointInfo,
+    CodeRecord,
+    Lease,
+    Root,
+    await_free,
     check_not_recorded,
     checkpoint_folder,
     checkpoint_to_resume,
+    claim,
     folder_of,
+    held,
     last_checkpoint,
     newest_attempt,
+    newest_claim,
     read_cut,
     record_attempt,
+    to_dicts,
+    warn_of_other_code,
 )
-from ludic.store.claims import await_free, claim, held, newest_claim
-from ludic.store.code import to_dicts, warn_of_other_code
-from ludic.store.records import CheckpointInfo, CodeRecord, Lease
+from ludic.root.rows import MetricsLog
+from ludic.root.weights import first_tokenizer
+from ludic.run import (
+    Diagnostic,
+    RunConfig,
+    find_mismatch,
+    find_training_diagnostics,
+    find_truncated_support,
+    run_of,
+    warn_of_rows,
+)
+from ludic.training.batches.offline import OfflineSource
+from ludic.training.batches.online import OnlineSource
+from ludic.training.batches.replay import ReplanSource, ReplaySource
+from ludic.training.batches.source import PlanSource
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import check_replay
 from ludic.training.publisher import Publisher
 from ludic.training.tracking import Tracking
-from ludic.troubles import Diagnostic, find_mismatch, find_training_diagnostics, find_truncated_support, warn_of_rows
 
 logger = logging.getLogger(__name__)
 
@@ -257,7 +271,7 @@ def _take(
     numerics: Mapping[str, Any],
     code: Sequence[CodeRecord],
 ) -> tuple[Attempt, CheckpointInfo | None]:
-    """After the claim, choose the checkpoint to resume from, and record the attempt; see ludic.store.attempts."""
+    """After the claim, choose the checkpoint to resume from, and record the attempt; see ludic.root.attempts."""
     previous = newest_attempt(root, before=lease.attempt_id)
     resumed = checkpoint_to_resume(root, previous, found.verdicts)
     parent = (resumed.attempt_id, resumed.step) if resumed else None

@@ -7,9 +7,8 @@ if a name is unknown.
 from collections.abc import Mapping
 from typing import Any
 
-from ludic.code.kinds import ALGORITHM, find
-from ludic.config_files import parse_config
-from ludic.settings import settings_of
+from ludic.base import parse_config
+from ludic.settings import ALGORITHM, find, settings_of
 from ludic.training.config import TrainConfig
 
 _DEFAULTS = {each.name: each.default for each in settings_of(TrainConfig) if each.role.of_algorithm}

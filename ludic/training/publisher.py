@@ -17,21 +17,21 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ludic.batches.budget import Budget
 from ludic.errors import SchemaError
-from ludic.run_json import run_of
-from ludic.store import (
-    Attempt,
-    LatestPolicy,
-    Root,
-    check_not_fenced,
+from ludic.root import Attempt, LatestPolicy, Root, check_not_fenced, check_not_replaced
+from ludic.root.weights import (
+    PolicyWriter,
+    claim_policy,
     latest_policy,
+    newest_version,
     point_latest,
     prune_policies,
+    published_digests,
+    read_policy,
+    write_manifest,
 )
-from ludic.store.attempts import check_not_replaced
-from ludic.store.policies import PolicyWriter, claim_policy, newest_version, published_digests, read_policy
-from ludic.store.weights import write_manifest
+from ludic.run import run_of
+from ludic.training.batches.budget import Budget
 
 
 class Publisher:

@@ -1,6 +1,6 @@
 """Compute logprobs under a reference model, for the KL in the loss. Collective.
 
-With a cache, reads and writes reference/ under the root, see ludic.store.tables; files that can't be read are
+With a cache, reads and writes reference/ under the root, see ludic.root.rows.tables; files that can't be read are
 computed again. Raises StoreError on every rank if the filesystem fails.
 """
 
@@ -22,14 +22,12 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from ludic.batches.packing import MicroBatch
-from ludic.defaults import Longrope
-from ludic.distributed import broadcast_bytes, bytes_from_main, num_ranks, run_on_all, run_on_main
-from ludic.models.lora import adapters_off, base_weights
-from ludic.models.rope import original_length
-from ludic.schema import arrow_schema, table_from_bytes, table_to_bytes
-from ludic.store.root import Root
-from ludic.store.tables import ReferenceIndex, read_reference_index, write_reference
+from ludic.base import Longrope, broadcast_bytes, bytes_from_main, num_ranks, run_on_all, run_on_main
+from ludic.models import adapters_off, base_weights, original_length
+from ludic.records import arrow_schema, table_from_bytes, table_to_bytes
+from ludic.root import Root
+from ludic.root.rows import ReferenceIndex, read_reference_index, write_reference
+from ludic.training.batches.packing import MicroBatch
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import full_state_dict
 

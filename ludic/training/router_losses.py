@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from ludic.batches.packing import MicroBatch
 from ludic.errors import ModelError
-from ludic.models.sizes import CHOSEN, first_of
+from ludic.models import CHOSEN, first_of
+from ludic.training.batches.packing import MicroBatch
 from ludic.training.config import LossConfig
 from ludic.training.packed import checkpoint_lengths
 

@@ -26,21 +26,19 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from transformers import PreTrainedModel
 
-from ludic.batches.packing import MicroBatch
 from ludic.errors import TrainingError
-from ludic.models.experts import Routers
-from ludic.schema.columns import with_columns
-from ludic.schema.validation import UNKNOWN_EXPERT
-from ludic.store.ledger import step_numbers
-from ludic.store.tables import to_token_stats
+from ludic.models import Routers
+from ludic.records import UNKNOWN_EXPERT, with_columns
+from ludic.root.rows import step_numbers, to_token_stats
 from ludic.training.adamw_8bit import adamw_8bit
+from ludic.training.batches.packing import MicroBatch
 from ludic.training.config import LossConfig, OffPolicy, Reinforce, TrainConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.losses import KL_ESTIMATORS, MAX_LOG_RATIO, bounded, clipped_tokens, loss_units, rl_loss
 from ludic.training.router_losses import EXPERT_TOKENS, count_tokens, expert_imbalance, router_losses
 
 if TYPE_CHECKING:
-    from ludic.batches.source import BatchPlan
+    from ludic.training.batches.source import BatchPlan
     from ludic.training.reference import Reference
 
 _HISTOGRAM = "log_ratio_histogram"

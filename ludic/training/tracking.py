@@ -18,25 +18,26 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ludic.batches.source import names_in_root
-from ludic.code.consent import CodeUse
-from ludic.code.kept import trusted_files
-from ludic.code.kinds import TRACKER, check, find
+from ludic.base import mask, public_values, require
 from ludic.errors import LudicError
-from ludic.installed import require
-from ludic.masking import mask, public_values
-from ludic.run_json import run_of
-from ludic.schema.tables import Row
-from ludic.sql.connect import connect, open_duckdb, refresh
-from ludic.sql.query import ask, ask_table
-from ludic.sql.reports import components_by_environment, figure, steps_by_environment
-from ludic.store import Root
-from ludic.store.catalogue import TENSORBOARD
-from ludic.store.evaluations import BlockClaims, SampleBlock
-from ludic.store.files import RolloutFile, list_files, list_versions
-from ludic.store.ledger import read_rollouts
-from ludic.store.policies import read_policy
-from ludic.store.tables import POPULATIONS
+from ludic.records import Row
+from ludic.root import TENSORBOARD, Root
+from ludic.root.rows import POPULATIONS, BlockClaims, RolloutFile, SampleBlock, list_files, list_versions, read_rollouts
+from ludic.root.sql import (
+    ask,
+    ask_table,
+    components_by_environment,
+    connect,
+    figure,
+    open_duckdb,
+    refresh,
+    steps_by_environment,
+)
+from ludic.root.weights import read_policy
+from ludic.run import run_of, trusted_files
+from ludic.settings import TRACKER, CodeUse, find
+from ludic.settings.kinds import check
+from ludic.training.batches.source import names_in_root
 from ludic.training.config import TrackerConfig, TrainConfig
 
 logger = logging.getLogger(__name__)

@@ -23,11 +23,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ludic.batches.offline import OfflineSource
-from ludic.batches.reading import RankBatch
-from ludic.batches.stream import PlannedStream
-from ludic.distributed import (
+from ludic.base import (
     init_distributed,
+    is_url,
     num_ranks,
     open_on_main,
     path_on_main,
@@ -37,15 +35,14 @@ from ludic.distributed import (
     shut_down,
 )
 from ludic.errors import ConfigError, StalledError, StoreError
-from ludic.models.first_model import first_config, first_model, local_folder, remember_model, write_files
-from ludic.models.lora import add_adapters
-from ludic.models.weight_files import load_config
-from ludic.paths import is_url
-from ludic.run_json import run_of
-from ludic.store import Root, check_not_fenced
-from ludic.store.attempts import check_not_replaced, folder_of, prune_checkpoints
-from ludic.store.records import CheckpointInfo
-from ludic.store.tables import ReferenceIndex, TokenStatsLog
+from ludic.models import add_adapters, load_config
+from ludic.root import CheckpointInfo, Root, check_not_fenced, check_not_replaced, folder_of, prune_checkpoints
+from ludic.root.rows import ReferenceIndex, TokenStatsLog
+from ludic.root.weights import first_config, first_model, local_folder, remember_model, write_files
+from ludic.run import run_of
+from ludic.training.batches.offline import OfflineSource
+from ludic.training.batches.reading import RankBatch
+from ludic.training.batches.stream import PlannedStream
 from ludic.training.checkpoint import TrainerState, load_checkpoint, take_snapshot, write_checkpoint
 from ludic.training.computed_logprobs import compute_logprobs
 from ludic.training.config import TrainConfig

@@ -11,9 +11,10 @@ import pytest
 from strategies import make_batch
 from tiny_runs import make_model
 
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.store import RolloutWriter, Root
+from ludic.root.root import Root
+from ludic.root.rows.writer import RolloutWriter
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 ENV_NAMES = ("moar_cats", "reasoning_gym/basic_arithmetic", "50% a=b ü?#&")
 

@@ -12,7 +12,7 @@ from tiny_runs import query
 
 from ludic.adapters.openrlhf import recorded
 from ludic.errors import ConfigError
-from ludic.store import Root
+from ludic.root.root import Root
 
 
 class Executor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scoring.conftest import run
+from eval.scoring.conftest import run
 from tiny_models import logits_by_hand, make_model, make_reward_model, tokens_by_hand
 
 import ludic

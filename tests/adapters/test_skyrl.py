@@ -14,7 +14,7 @@ from tiny_runs import query
 import ludic
 from ludic.adapters.skyrl import record
 from ludic.errors import ConfigError
-from ludic.store import Root
+from ludic.root.root import Root
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from tiny_runs import create_root, fill, make_model, query
 from wandb_files import read_offline_run, read_table
 
 from ludic.adapters.trackers import tensorboard
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.store import Root
+from ludic.root.root import Root
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 from ludic.training.config import TrackerConfig
 from ludic.training.tracking import Sample, TrackedRun
 
@@ -89,7 +89,7 @@ def test_tensorboard_shows_a_sample_as_text_in_which_markdown_means_nothing(root
 
 TRAIN = """
 import sys
-from ludic.store import Root
+from ludic.root.root import Root
 from tiny_runs import train_here
 
 root = Root.open(sys.argv[1])

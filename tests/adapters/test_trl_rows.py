@@ -11,7 +11,7 @@ import pytest
 
 from ludic.adapters.trl_rows import Generation, Sampling, distinct, from_bytes, metrics_of, row_of, to_bytes
 from ludic.errors import RefusedRecordError
-from ludic.records import MOST_WANTED_CHARACTERS
+from ludic.records.rollout import MOST_WANTED_CHARACTERS
 
 SAMPLING = Sampling(
     columns={"temperature": 0.5, "top_p": 1.0, "top_k": None, "max_tokens": 8, "engine": "vllm 0.32.0"},

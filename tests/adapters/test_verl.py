@@ -9,7 +9,7 @@ import pytest
 from tiny_runs import query
 
 from ludic.adapters.verl import recorded, recorded_worker
-from ludic.store import Root
+from ludic.root.root import Root
 
 
 class Config(SimpleNamespace):

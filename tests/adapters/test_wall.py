@@ -11,7 +11,7 @@ from forks import Forked
 
 import ludic
 from ludic.adapters.judge import Judge
-from ludic.by_name import find_by_name
+from ludic.base.by_name import find_by_name
 from ludic.environments.registry import make_environment
 
 PACKAGE = Path(ludic.__file__).parent
@@ -66,7 +66,7 @@ print([name for name in sys.modules if name.startswith("ludic.adapters")])
 def test_the_contract_finds_an_import_within_a_function(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "ludic")
     shutil.copy(PACKAGE.parent / "pyproject.toml", tmp_path)
-    module = tmp_path / "ludic" / "masking.py"
+    module = tmp_path / "ludic" / "base/masking.py"
     module.write_text(f"{module.read_text()}\n\ndef ask() -> None:\n    import ludic.adapters.judge  # noqa: F401\n")
     linter = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
     child = subprocess.run(linter, cwd=tmp_path, capture_output=True, text=True)

@@ -8,7 +8,7 @@ import pytest
 
 from ludic.agents.contexts import SUMMARY_REQUEST, Context, make_context
 from ludic.errors import ConfigError
-from ludic.records import Message, ToolCall
+from ludic.records.rollout import Message, ToolCall
 
 SUMMARISED = "U1\n\nSummary of the dialogue so far:\n"
 """The first user message, before a summary."""

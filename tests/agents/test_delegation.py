@@ -18,7 +18,7 @@ from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Example, Score, Transition
 from ludic.errors import ConfigError, ModelError
 from ludic.models.chat import decode
-from ludic.records import Message, Rollout
+from ludic.records.rollout import Message, Rollout
 
 HELPER = SubAgent(name="helper", description="Helps.")
 OTHER = SubAgent(name="other", description="Helps otherwise.", instructions="Be brief.")

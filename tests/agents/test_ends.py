@@ -16,7 +16,7 @@ from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import SpanReward, Transition
 from ludic.errors import ConfigError
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 CUT_OFF = ("and so on", "length")
 NOT_CUT_OFF = {"incomplete_completion": False, "finish_reason": "stop"}

@@ -14,7 +14,7 @@ from ludic.agents.play import Episode
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import Example, Transition
 from ludic.errors import ConfigError, ModelError, StopNowInterrupt
-from ludic.records import Message, Rollout
+from ludic.records.rollout import Message, Rollout
 
 
 def test_messages_may_come_from_a_generator() -> None:

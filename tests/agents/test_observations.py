@@ -11,14 +11,14 @@ from episodes import Script, end, go_on, run_episode
 
 from ludic.agents.agent import PromptBuilder, make_render
 from ludic.agents.play import Episode
-from ludic.defaults import MAX_OBSERVATION_CHARACTERS
+from ludic.base.defaults import MAX_OBSERVATION_CHARACTERS
 from ludic.engines.engine import Completion, SamplingParams
 from ludic.environments.environment import Example
 from ludic.eval.plan import settings_of
 from ludic.models.chat import decode
-from ludic.records import Message, WeightSpan
+from ludic.records.rollout import Message, WeightSpan
 from ludic.rollouts.sampler import limits_of
-from ludic.run_config import RunConfig
+from ludic.run.config import RunConfig
 
 LONG = "cats " * 5000
 

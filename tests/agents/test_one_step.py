@@ -19,8 +19,8 @@ from ludic.environments.environment import Environment, Example, Transition
 from ludic.environments.registry import make_environment
 from ludic.errors import ModelError
 from ludic.models.chat import decode, render_prompt
-from ludic.records import Message, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
-from ludic.schema import validate
+from ludic.records.rollout import Message, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.records.validation import validate
 
 EXAMPLE = Example(example_id="2+2", messages=(Message(role="user", content="what is 2 + 2"),))
 NUM_EPISODES = 12

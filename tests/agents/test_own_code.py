@@ -13,13 +13,13 @@ from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import Example, Score, Transition
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment
-from ludic.records import Message, Rollout, ToolCall
+from ludic.records.rollout import Message, Rollout, ToolCall
 from ludic.rollouts.sampler import make_context, make_parser
-from ludic.user_files import Files, UserFile
+from ludic.settings.user_files import Files, UserFile
 
 OWN = '''\
 from ludic.environments.environment import Example
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class Question:

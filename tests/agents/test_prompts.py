@@ -14,7 +14,7 @@ from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.models.chat import render_prompt, render_text
 from ludic.models.tiny import CHAT_END as END
-from ludic.records import Message, WeightSpan
+from ludic.records.rollout import Message, WeightSpan
 
 QUESTION = [Message(role="system", content="Be brief."), Message(role="user", content="2 + 2?")]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ludic.agents.requests import EpisodeRequest, derive_seed, repeat
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 EXAMPLE = Example(example_id="2+2", messages=(Message(role="user", content="what is 2 + 2"),))
 

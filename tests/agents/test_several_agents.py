@@ -16,7 +16,7 @@ from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Example, MultiAgentEnvironment, Transition
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import make_environment
-from ludic.records import Message, Rollout
+from ludic.records.rollout import Message, Rollout
 
 
 @dataclass

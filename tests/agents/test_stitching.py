@@ -25,7 +25,7 @@ from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.environment import Example
 from ludic.errors import ModelError
 from ludic.models.chat import decode, load_tokenizer
-from ludic.records import Message, Rollout
+from ludic.records.rollout import Message, Rollout
 
 
 def add(a: int, b: int) -> int:

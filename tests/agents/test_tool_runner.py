@@ -9,7 +9,7 @@ from episodes import run_episode, without_place
 
 from ludic.environments.environment import Example, Transition
 from ludic.errors import ConfigError
-from ludic.records import Message, ToolCall
+from ludic.records.rollout import Message, ToolCall
 
 PRESS = {
     "type": "function",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ludic.agents import transcript
 from ludic.agents.transcript import CompletionSpan, RowBuilder, TranscriptBuilder
-from ludic.schema.columns import ArrayColumn, Ragged
+from ludic.records.columns import ArrayColumn, Ragged
 
 
 def ids(*tokens: int) -> np.ndarray:

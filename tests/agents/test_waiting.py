@@ -18,9 +18,9 @@ from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError
-from ludic.records import Message, Rollout
+from ludic.records.rollout import Message, Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
-from ludic.run_config import RunConfig
+from ludic.run.config import RunConfig
 
 EXAMPLE = Example(example_id="e", messages=(Message(role="user", content="?"),))
 

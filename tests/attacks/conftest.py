@@ -1,5 +1,5 @@
 """The fixtures of the command line's tests: attacks are seen as a user sees them."""
 
-from cli.conftest import breakable, first_batch, ludic, make_trained, model_folder, started, trained
+from app.cli.conftest import breakable, first_batch, ludic, make_trained, model_folder, started, trained
 
 __all__ = ["breakable", "first_batch", "ludic", "make_trained", "model_folder", "started", "trained"]

@@ -15,20 +15,22 @@ import pytest
 from every_kind import KINDS, a_file, a_name, make_full_root
 from strategies import make_batch
 
+from ludic.app.show.stats import collect_stats
+from ludic.app.show.watch import Watcher
 from ludic.errors import SchemaError
-from ludic.maintenance.verify import tables as verified
-from ludic.maintenance.verify.tables import check_file, read_footers
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import arrow_schema, to_table
-from ludic.show.stats import collect_stats
-from ludic.show.watch import Watcher
-from ludic.store import Root, parquet, read_columns, tables
-from ludic.store.catalogue import METRICS, REFERENCE, Table
-from ludic.store.files import list_files
-from ludic.store.parquet import MOST_ROW_GROUP_ROWS, decode, open_parquet, read_row_groups
-from ludic.store.reader import read_small_files
-from ludic.store.tables import read_reference_index, read_table
+from ludic.records.conversion import to_table
+from ludic.records.tables import arrow_schema
+from ludic.root.catalogue import METRICS, REFERENCE, Table
+from ludic.root.maintenance.verify import tables as verified
+from ludic.root.maintenance.verify.tables import check_file, read_footers
+from ludic.root.root import Root
+from ludic.root.rows import parquet, tables
+from ludic.root.rows.files import list_files
+from ludic.root.rows.parquet import MOST_ROW_GROUP_ROWS, decode, open_parquet, read_columns, read_row_groups
+from ludic.root.rows.reader import read_small_files
+from ludic.root.rows.tables import read_reference_index, read_table
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 TABLES = [row for row in KINDS if isinstance(row, Table)]
 by_table = pytest.mark.parametrize("row", TABLES, ids=lambda row: row.kind)

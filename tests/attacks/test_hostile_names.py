@@ -10,15 +10,16 @@ from strategies import make_group
 
 import ludic as package
 from ludic.errors import ConfigError, SchemaError
-from ludic.maintenance.verify import check_root
-from ludic.records import Message, RolloutBatch, RolloutMetadata
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
-from ludic.store import RolloutWriter, Root, fetch_policy
-from ludic.store.catalogue import ATTEMPTS, AttemptName, parse_number
-from ludic.store.files import list_versions, parse_source, read_partition_plans
-from ludic.store.policies import policy_versions, stored_versions
-from ludic.store.s3 import S3, ObstoreS3
+from ludic.records.rollout import Message, RolloutBatch, RolloutMetadata
+from ludic.root.catalogue import ATTEMPTS, AttemptName, parse_number
+from ludic.root.maintenance.verify import check_root
+from ludic.root.root import Root
+from ludic.root.rows.files import list_versions, parse_source, read_partition_plans
+from ludic.root.rows.writer import RolloutWriter
+from ludic.root.storage.s3 import S3, ObstoreS3
+from ludic.root.weights.policies import fetch_policy, policy_versions, stored_versions
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
 
 ESCAPE, TURNED, TAG = "\x1b]0;owned\x07", "\u202egnp.exe", "\U000e0041"
 

@@ -14,14 +14,16 @@ import pytest
 from matplotlib.figure import Figure
 from strategies import make_batch
 
-from ludic.demos.words import save
+from ludic.app.demos.words import save
+from ludic.app.launch.local import log_folder
+from ludic.app.launch.supervisor import ChildProcess, make_log_folder
+from ludic.base.row_files import open_sink
 from ludic.errors import LudicError, SchemaError
-from ludic.launch.local import log_folder
-from ludic.launch.supervisor import ChildProcess, make_log_folder
-from ludic.maintenance.verify import check_root
-from ludic.row_files import open_sink
-from ludic.run_json import create_root, run_of
-from ludic.store import RolloutWriter, Root, local
+from ludic.root.maintenance.verify import check_root
+from ludic.root.root import Root
+from ludic.root.rows.writer import RolloutWriter
+from ludic.root.storage import local
+from ludic.run.run_json import create_root, run_of
 
 SECRET = "the victim's own text"
 Victim = dict[str, tuple[str, int, int]]
@@ -202,7 +204,7 @@ def test_a_folder_that_becomes_a_link_in_the_middle_of_a_write_is_not_followed(s
     assert state_of(victim) == before
 
 
-# ludic.store.local is what Storage calls, and what the supervisor writes logs with.
+# ludic.root.storage.local is what Storage calls, and what the supervisor writes logs with.
 LOCAL_TRIED = {"create", "replace", "create_from", "move_in", "rename", "delete", "scratch_folder", "open_to_append"}
 LOCAL_READS = {
     "check_links",

@@ -10,11 +10,13 @@ from strategies import make_batch, make_group
 
 import ludic as package
 from ludic.errors import ConfigError
-from ludic.records import RolloutBatch, RolloutMetadata
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.store import RolloutReader, RolloutWriter, Root
-from ludic.store.files import check_worker_id
+from ludic.records.rollout import RolloutBatch, RolloutMetadata
+from ludic.root.root import Root
+from ludic.root.rows.files import check_worker_id
+from ludic.root.rows.reader import RolloutReader
+from ludic.root.rows.writer import RolloutWriter
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 
 def new_root(tmp_path: Path) -> Root:

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ludic.maintenance.compact import compact
-from ludic.store import Root
-from ludic.store.policies import latest_policy, publish_policy
-from ludic.store.records import (
+from ludic.root.json_records import (
     Attempt,
     CheckpointInfo,
     LatestPolicy,
@@ -20,7 +17,10 @@ from ludic.store.records import (
     decode_record,
     encode_json,
 )
-from ludic.store.tombstones import read_tombstones
+from ludic.root.maintenance.compaction import compact
+from ludic.root.root import Root
+from ludic.root.rows.tombstones import read_tombstones
+from ludic.root.weights.policies import latest_policy, publish_policy
 
 WHOLE = [b"", b"[]", b"null", b"{}", b"7", b'"text"', b"[" * 100_000, b"\xff\xfe", b"{", b'{"config": ' + b"[" * 5_000]
 FILES = (

@@ -19,19 +19,19 @@ import boto3
 import pytest
 from every_kind import KINDS, a_file, make_full_root, names_of
 
+from ludic.app.show.stats import collect_stats
+from ludic.app.show.watch import Watcher
 from ludic.errors import LudicError, SchemaError
-from ludic.maintenance.verify import check_root
-from ludic.maintenance.verify.records import folders_for_files
-from ludic.maintenance.verify.tables import NOT_OURS
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.show.stats import collect_stats
-from ludic.show.watch import Watcher
-from ludic.sql import connect
-from ludic.sql.root_views import _VIEWS
-from ludic.store import Root
-from ludic.store.catalogue import FILE_KINDS, FileKind, Records
-from ludic.store.local import SCRATCH
+from ludic.root.catalogue import FILE_KINDS, FileKind, Records
+from ludic.root.maintenance.verify import check_root
+from ludic.root.maintenance.verify.records import folders_for_files
+from ludic.root.maintenance.verify.tables import NOT_OURS
+from ludic.root.root import Root
+from ludic.root.sql.connection import connect
+from ludic.root.sql.root_views import _VIEWS
+from ludic.root.storage.local import SCRATCH
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 # --- What can stand at a name -------------------------------------------------------------------------------
 

@@ -14,9 +14,10 @@ from tiny_runs import create_root, fill, make_model, train_here
 import ludic as ludic_package
 from ludic.adapters.judge import _parse, compile_pattern
 from ludic.errors import QueryError
-from ludic.sql import connect
-from ludic.sql.query import result_of, to_frame
-from ludic.store import MetricsLog, Root
+from ludic.root.root import Root
+from ludic.root.rows.tables import MetricsLog
+from ludic.root.sql.connection import connect
+from ludic.root.sql.query import result_of, to_frame
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from forks import Forked
 
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError, QueryError
-from ludic.sql.library import load_advantage
-from ludic.store import Root
+from ludic.root.root import Root
+from ludic.root.sql.library import load_advantage
 
 SHOWN = pytest.mark.parametrize(
     ("command", "options"), [("watch", ["--totals"]), ("sql", ["select * from rollouts", "--format", "csv"])]

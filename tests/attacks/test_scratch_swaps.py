@@ -14,16 +14,17 @@ import pytest
 from tiny_runs import create_root, fill, make_model, train_here
 
 import ludic
-from ludic.demos.words import open_demo
-from ludic.launch.branch import start_branch
-from ludic.maintenance.compact import compact
-from ludic.run_json import create_root as start_root
-from ludic.run_json import run_of
-from ludic.store import Root, local
-from ludic.store.attempts import begin_from_cut
-from ludic.store.filesystem import Storage
-from ludic.store.policies import publish_policy
-from ludic.what_if.cut import cut
+from ludic.app.demos.words import open_demo
+from ludic.app.launch.branch import start_branch
+from ludic.eval.what_if.cut import cut
+from ludic.root.attempts import begin_from_cut
+from ludic.root.maintenance.compaction import compact
+from ludic.root.root import Root
+from ludic.root.storage import local
+from ludic.root.storage.filesystem import Storage
+from ludic.root.weights.policies import publish_policy
+from ludic.run.run_json import create_root as start_root
+from ludic.run.run_json import run_of
 
 SECRET = b"the victim's own text"
 PACKAGE = Path(ludic.__file__).parent
@@ -138,7 +139,7 @@ def users_in_the_code() -> set[tuple[str, str]]:
                 calls = [node.func for node in own if isinstance(node, ast.Call)]
                 if any(isinstance(call, ast.Attribute) and call.attr == "scratch_folder" for call in calls):
                     found.add((path.relative_to(PACKAGE).as_posix(), function.name))
-    return found - {("store/filesystem.py", "_scratch_folder")}
+    return found - {("root/storage/filesystem.py", "_scratch_folder")}
 
 
 @on_linux

@@ -19,23 +19,24 @@ from strategies import make_batch
 from tiny_runs import create_root, make_model
 
 import ludic
-from ludic import masking, run_json
 from ludic.adapters.imports.records import open_file
 from ludic.adapters.judge import JudgeScorer
-from ludic.cli.commands import COMMANDS
-from ludic.cli.main import main
-from ludic.code.kinds import CLUSTER_SYSTEM, find
+from ludic.app.cli.commands import COMMANDS
+from ludic.app.cli.main import main
+from ludic.app.launch.config import ClusterConfig
+from ludic.base import masking
+from ludic.base.masking import SERVER_LOGIN, keep_secret
 from ludic.engines.config import EngineConfig
 from ludic.engines.server_engine import ServerEngine
 from ludic.engines.server_http import Server
 from ludic.errors import ConfigError, LudicError
-from ludic.launch.config import ClusterConfig
-from ludic.masking import SERVER_LOGIN, keep_secret
-from ludic.run_config import RunConfig
-from ludic.scoring.options import ScoreOptions
-from ludic.settings import check_urls, groups_in
-from ludic.store import Root
-from ludic.store.failures import explain
+from ludic.eval.scoring.options import ScoreOptions
+from ludic.root.root import Root
+from ludic.root.storage.failures import explain
+from ludic.run import run_json
+from ludic.run.config import RunConfig
+from ludic.settings.kinds import CLUSTER_SYSTEM, find
+from ludic.settings.table import check_urls, groups_in
 from ludic.training.config import TrainConfig
 
 URL = "http://me:hunter2/x@node1:8000/v1"

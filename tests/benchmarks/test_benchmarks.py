@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from forks import Forked
 
-from ludic.cli.settings import parse
-from ludic.operations.start import run
-from ludic.run_json import put_run
+from ludic.app.cli.settings import parse
+from ludic.app.operations.start import run
+from ludic.run.run_json import put_run
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -141,7 +141,7 @@ def test_packed_and_padded_rows_give_the_same_logprobs():
     from benchmarks.packing import skewed_sequences
     from benchmarks.padding import padded_logprobs
     from benchmarks.train_step import SIZES, _plain_logprobs
-    from ludic.batches.packing import pack
+    from ludic.training.batches.packing import pack
     from ludic.training.logprobs import token_logprobs
 
     model = make_model(num_attention_heads=2, num_key_value_heads=1, head_dim=32, **SIZES["tiny"])
@@ -155,7 +155,7 @@ def test_packed_and_padded_rows_give_the_same_logprobs():
 
 def test_sql_and_plain_python_plan_the_same_batch():
     from benchmarks.planner import RULES, pending_rows, plan_in_python
-    from ludic.sql import Planner
+    from ludic.root.sql.planner import Planner
 
     rows, planner = pending_rows(20), Planner(RULES)
     planner.add(rows)
@@ -170,8 +170,10 @@ def test_every_rollout_of_a_simulated_run_is_stored_and_planned_once(tmp_path):
     """`simulate` itself asserts that no group is planned twice, and that each is delivered."""
     from benchmarks.scale import _config
     from benchmarks.simulation import FIRST_VERSION, simulate
-    from ludic.distributed import init_distributed, shut_down
-    from ludic.store import list_files, read_columns, read_ledger
+    from ludic.base.distributed import init_distributed, shut_down
+    from ludic.root.rows.files import list_files
+    from ludic.root.rows.ledger import read_ledger
+    from ludic.root.rows.parquet import read_columns
 
     init_distributed("cpu")
     root = put_run(str(tmp_path / "run"), _config(3))

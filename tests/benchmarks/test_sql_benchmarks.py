@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ludic
-from ludic.store import list_files
+from ludic.root.rows.files import list_files
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks are no part of the package
 
@@ -94,6 +94,6 @@ def test_all_point_reads_find_the_row(stores, tmp_path):
 
 @pytest.mark.parametrize("name", credit.CONTESTANTS)
 def test_each_advantage_of_agents_covers_every_row_of_its_benchmark(name: str):
-    found = ludic.sql.advantages(credit.rollouts(160), name, **credit.CONTESTANTS[name])
+    found = ludic.root.sql.advantages(credit.rollouts(160), name, **credit.CONTESTANTS[name])
     assert found.num_rows == 160
     assert found.column(1).null_count == 0

@@ -19,14 +19,15 @@ from integration import test_kill
 from integration.test_kill import NUM_WORKERS
 from tiny_runs import create_root, query
 
+from ludic.app.launch.supervisor import ProcessDiedError
 from ludic.environments.moar_cats import WORDS
 from ludic.errors import StalledError
-from ludic.launch.supervisor import ProcessDiedError
 from ludic.models.tiny import make_tiny_model
-from ludic.settings import to_flags
-from ludic.store import Root, ledger_steps, newest_attempt_id
-from ludic.store.attempts import newest_attempt
-from ludic.store.claims import claim, is_over, newest_claim, newest_slot_claim, read_lease
+from ludic.root.attempts import newest_attempt, newest_attempt_id
+from ludic.root.claims import claim, is_over, newest_claim, newest_slot_claim, read_lease
+from ludic.root.root import Root
+from ludic.root.rows.ledger import ledger_steps
+from ludic.settings.table import to_flags
 from ludic.training.config import TrainConfig
 
 NUM_STEPS = 20

@@ -11,11 +11,11 @@ from forks import forked_vllm
 from transformers import AutoModelForCausalLM
 from vllm_servers import running_servers
 
+from ludic.base.installed import is_installed
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Engine
 from ludic.engines.registry import EngineSetup, engine_maker
 from ludic.engines.server_engine import ServerEngine
-from ludic.installed import is_installed
 from ludic.models.tiny import make_tiny_model
 
 WORDS = ["the quick brown fox jumps over a lazy dog and some cats", "how many more cats do you see"]

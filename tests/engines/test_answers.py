@@ -12,8 +12,8 @@ from ludic.agents.agent import Agent
 from ludic.engines.engine import Completion, Engine, GenerationRequest
 from ludic.errors import EngineError, ModelError
 from ludic.models.chat import load_tokenizer
-from ludic.records import Rollout
-from ludic.schema.columns import Ragged, with_columns
+from ludic.records.columns import Ragged, with_columns
+from ludic.records.rollout import Rollout
 
 VOCABULARY = 64
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from ludic.engines.engine import Engine, SamplingParams, generate_all
 from ludic.engines.server_engine import ServerEngine
 from ludic.errors import ConfigError, ModelError
-from ludic.records import WeightSpan
+from ludic.records.rollout import WeightSpan
 
 EOS = 2
 VOCABULARY = 64

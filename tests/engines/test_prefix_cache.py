@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from engine_requests import a_request
 
+from ludic.base.installed import is_installed
 from ludic.engines.engine import Engine, GenerationRequest, generate_all
-from ludic.installed import is_installed
 
 pytestmark = [
     pytest.mark.slow,

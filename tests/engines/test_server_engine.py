@@ -22,7 +22,7 @@ from fake_vllm import FakeVllm, Fault, listening, logprobs_of_folder
 from tenacity import wait_fixed
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ludic.defaults import Longrope
+from ludic.base.defaults import Longrope
 from ludic.engines import server_loading, server_pool
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion, GenerationRequest, generate_all
@@ -32,7 +32,7 @@ from ludic.engines.server_http import Setup
 from ludic.engines.server_loading import is_claim
 from ludic.errors import ConfigError, EngineError, ModelError, NoServerError
 from ludic.models.families import shrink, spread
-from ludic.records import WeightSpan
+from ludic.records.rollout import WeightSpan
 
 StartEngine = Callable[..., ServerEngine]
 

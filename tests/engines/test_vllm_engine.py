@@ -19,12 +19,12 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from ludic.base.installed import is_installed
 from ludic.engines import vllm_engine
 from ludic.engines.engine import Completion, Engine, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.engines.vllm_engine import VllmEngine
 from ludic.errors import EngineError, ModelError
-from ludic.installed import is_installed
 
 pytestmark = [
     pytest.mark.slow,

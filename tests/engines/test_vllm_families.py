@@ -6,7 +6,7 @@ import pytest
 from forks import forked_vllm
 
 from benchmarks.vllm_families import largest_differences, save_small
-from ludic.installed import is_installed
+from ludic.base.installed import is_installed
 from ludic.models.families import TOLERANCE
 
 pytestmark = [

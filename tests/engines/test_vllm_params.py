@@ -9,6 +9,7 @@ import pytest
 from engine_requests import PROMPT, a_request
 from transformers import Phi3Config, Qwen3Config
 
+from ludic.base.installed import is_installed
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion
 from ludic.engines.registry import EngineSetup
@@ -23,9 +24,8 @@ from ludic.engines.vllm_options import (
     to_vllm_params,
 )
 from ludic.errors import ConfigError, EngineError, ModelError
-from ludic.installed import is_installed
-from ludic.records import WeightSpan
-from ludic.schema.validation import Routing
+from ludic.records.rollout import WeightSpan
+from ludic.records.validation import Routing
 
 
 def params_of(**params: Any) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ludic.data_files import table_rows
+from ludic.app.operations.fit_inputs import Inputs
+from ludic.base.data_files import table_rows
 from ludic.environments.column_values import MARK, read_back, spelled
 from ludic.environments.qa_rows import QuestionColumns, QuestionSource
-from ludic.operations.fit_inputs import Inputs
 
 DAY, NOON = date(2026, 2, 28), datetime(2026, 2, 28, 12, 30, 0, 123)
 ARRAYS: dict[str, list[pa.Array]] = {

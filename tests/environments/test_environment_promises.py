@@ -9,9 +9,9 @@ from math import isfinite
 
 import pytest
 
-from ludic.code.kinds import ENVIRONMENT
 from ludic.environments.environment import Environment, Example, Split
 from ludic.environments.registry import make_environment
+from ludic.settings.kinds import ENVIRONMENT
 
 GYM = ("leg_counting", "chain_sum", "coin_flip", "acre", "spiral_matrix", "prime_factorization")
 SEVERAL_STEPS = {"errands", "guess_number", "tic_tac_toe", "tic_tac_toe_self_play"}

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from environments.test_qa import WRITERS, make, write_jsonl
 
-from ludic.code.kinds import ENVIRONMENT
 from ludic.environments.environment import Example, MultiAgentEnvironment, Split
 from ludic.environments.qa_rows import ID_COLUMNS
 from ludic.environments.registry import make_environment
+from ludic.settings.kinds import ENVIRONMENT
 
 LEVELS = [{"question": "Write a sort.", "answer": "-", "level": level} for level in range(4)]
 """Four different rows with one question and answer."""

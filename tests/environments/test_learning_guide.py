@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ludic.code.kinds import ENVIRONMENT
+from ludic.settings.kinds import ENVIRONMENT
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from ludic.environments.environment import Example, Score, Transition
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import TimeLimitError
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 SHORT = TimeLimit(timeout_s=0.05)
 EXAMPLE = Example(example_id="train-3", messages=(Message(role="user", content="?"),))

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import pytest
 
-from ludic.code.kinds import ENVIRONMENT
 from ludic.environments import environment as protocols
 from ludic.environments import placement, qa
 from ludic.environments.environment import MultiAgentEnvironment, SingleTurnEnvironment, tool
@@ -25,7 +24,8 @@ from ludic.environments.placement import Placement
 from ludic.environments.registry import make_environment
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import Interruption, TimeLimitError
-from ludic.records import Message
+from ludic.records.rollout import Message
+from ludic.settings.kinds import ENVIRONMENT
 
 EXAMPLE = protocols.Example(example_id="e", messages=(Message(role="user", content="?"),))
 OVER = protocols.Transition(observation=None, reward=1.0, terminated=True)

@@ -20,7 +20,7 @@ from ludic.environments.environment import Environment
 from ludic.environments.registry import make_environment, source_of
 from ludic.environments.splits import is_heldout
 from ludic.errors import ConfigError, ScorerError
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 SUMS = [
     {"question": f"What is {number} plus {number}?", "answer": str(2 * number), "level": number % 3}

@@ -7,7 +7,7 @@ from ludic.errors import ConfigError
 USERS_FILE = '''
 from dataclasses import dataclass
 from ludic.environments.environment import Example, Score, Transition
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment
 from ludic.environments.single_turn import ScorerProcesses
 from ludic.errors import ConfigError
-from ludic.records import Rollout
+from ludic.records.rollout import Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
-from ludic.run_config import RunConfig
-from ludic.user_files import Files, read_user_file
+from ludic.run.config import RunConfig
+from ludic.settings.user_files import Files, read_user_file
 
 OWN = """\
 import asyncio
@@ -30,7 +30,7 @@ import numpy as np
 
 import own_words
 from ludic.environments.environment import Example, Score, SpanReward
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class Own:

@@ -10,7 +10,7 @@ from ludic.environments import environment
 from ludic.environments.environment import arguments_of, methods_of
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
-from ludic.scoring.score import UsersScorer
+from ludic.eval.scoring.score import UsersScorer
 
 MAIN = (environment.SingleTurnEnvironment, environment.Environment, environment.MultiAgentEnvironment)
 PROTOCOLS = [

@@ -2,7 +2,7 @@ import pytest
 
 from ludic.environments.environment import Environment, Example, Score, Transition
 from ludic.environments.single_turn import SingleTurn
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class Echo:

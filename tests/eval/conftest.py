@@ -8,10 +8,11 @@ import pytest
 from evaluations import rows
 from tiny_models import make_model
 
-from ludic.records import AgentStep, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall, new_id
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.store import RolloutWriter, Root
+from ludic.records.rollout import AgentStep, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall, new_id
+from ludic.root.root import Root
+from ludic.root.rows.writer import RolloutWriter
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 StoreSamples = Callable[..., None]
 

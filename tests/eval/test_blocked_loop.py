@@ -16,15 +16,15 @@ from benchmarks.in_flight import Clock, NoWaits, without_threads
 from ludic.environments import event_loops
 from ludic.eval.config import EvalConfig
 from ludic.eval.sampling import evaluate
-from ludic.rollouts.pump import BegunGroup, Scheduler
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
+from ludic.rollouts.scheduler import BegunGroup, Scheduler
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
 
 OWN = """
 import time
 
 from ludic.environments.environment import Example
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class Slow:

@@ -11,12 +11,12 @@ from eval.conftest import StoreSamples
 import ludic
 from ludic.errors import ConfigError, MissingRootError
 from ludic.eval.statistics import mcnemar
-from ludic.records import Message
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.store import Root
-from ludic.store.evaluations import evaluation_of, put_evaluation
-from ludic.store.records import CodeRecord, EvaluationRecord
+from ludic.records.rollout import Message
+from ludic.root.json_records import CodeRecord, EvaluationRecord
+from ludic.root.root import Root
+from ludic.root.rows.evaluations import evaluation_of, put_evaluation
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 
 def row_of(found: Any) -> dict[str, Any]:

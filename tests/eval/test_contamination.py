@@ -11,12 +11,13 @@ from evaluations import row
 
 import ludic
 from ludic.errors import ConfigError, QueryError
-from ludic.records import Message, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import arrow_schema
-from ludic.store import RolloutWriter, Root
-from ludic.store.parquet import encode_plain
+from ludic.records.rollout import Message, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
+from ludic.records.tables import arrow_schema
+from ludic.root.root import Root
+from ludic.root.rows.parquet import encode_plain
+from ludic.root.rows.writer import RolloutWriter
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 FIVE = "one two three four five"
 

@@ -13,17 +13,16 @@ from eval.conftest import StoreSamples, says
 from evaluations import store_evaluation
 
 import ludic
-from ludic.by_name import packaged_names
+from ludic.app.show.watch import Watcher
+from ludic.base.by_name import packaged_names
 from ludic.eval.compare import Side, compare
 from ludic.eval.config import IntervalMethod, MeasureConfig
-from ludic.eval.numbers import Chosen, Samples, numbers
-from ludic.show.watch import Watcher
-from ludic.sql import connect
-from ludic.sql.connect import Connections
-from ludic.sql.library import load_measure
-from ludic.sql.query import ask
-from ludic.sql.reports import figure
-from ludic.store import Root
+from ludic.eval.estimates import Chosen, Samples, numbers
+from ludic.root.root import Root
+from ludic.root.sql.connection import Connections, connect
+from ludic.root.sql.library import load_measure
+from ludic.root.sql.query import ask
+from ludic.root.sql.reports import figure
 
 REWARDS: Mapping[str, Sequence[float | None]] = {
     "a": [1.0] * 9,

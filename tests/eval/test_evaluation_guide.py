@@ -7,11 +7,11 @@ import pytest
 from eval.conftest import StoreSamples
 
 import ludic
-from ludic.by_name import packaged_names
+from ludic.base.by_name import packaged_names
 from ludic.environments.registry import make_environment
 from ludic.eval.config import EvalConfig
 from ludic.eval.suite import _SHARED, read_suite
-from ludic.store import Root
+from ludic.root.root import Root
 
 GUIDE = (Path(__file__).parents[2] / "docs/evaluation.md").read_text(encoding="utf-8")
 QUERIES = re.findall(r"```sql\n(.*?)```", GUIDE, re.DOTALL)

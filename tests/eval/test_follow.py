@@ -9,10 +9,10 @@ import pytest
 
 from ludic.errors import StoreError
 from ludic.eval.plan import describe_versions, due_versions, missed_versions
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.store import LatestPolicy
-from ludic.store.policies import point_latest
+from ludic.root.json_records import LatestPolicy
+from ludic.root.weights.policies import point_latest
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 
 class Training:

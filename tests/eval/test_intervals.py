@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.eval.statistics import (
-    Interval,
-    beta_quantile,
-    clustered,
-    equal_differences,
-    korn_graubard,
-    t_quantile,
-)
+from ludic.eval.statistics import Interval, beta_quantile, clustered, equal_differences, korn_graubard, t_quantile
 
 CLUSTERS = st.lists(st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=5), min_size=5, max_size=20)
 

@@ -10,14 +10,14 @@ import pytest
 from eval.conftest import StoreSamples, says
 
 import ludic
-from ludic.by_name import packaged_names
+from ludic.app.launch.evaluate import _with_numbers
+from ludic.base.by_name import packaged_names
 from ludic.errors import ConfigError, QueryError
 from ludic.eval.config import MeasureConfig
-from ludic.eval.numbers import Chosen, Samples, numbers
-from ludic.launch.evaluate import _with_numbers
-from ludic.sql import connect
-from ludic.sql.library import load_measure
-from ludic.store import Root
+from ludic.eval.estimates import Chosen, Samples, numbers
+from ludic.root.root import Root
+from ludic.root.sql.connection import connect
+from ludic.root.sql.library import load_measure
 
 REWARDS = {"a": [1.0, 0.0, 1.0, 1.0], "b": [0.0, 0.0, 0.0, 1.0], "c": [0.0, 0.0, 0.0, 0.0]}
 
@@ -31,7 +31,7 @@ def measured(
 
 
 def test_an_estimate_is_the_mean_over_examples_or_episodes(root: Root, store_samples: StoreSamples) -> None:
-    """tests/sql/cases/measures/ has the values of each example."""
+    """tests/root/sql/cases/measures/ has the values of each example."""
     store_samples(REWARDS)
     assert measured(root, "mean_reward") == {None: pytest.approx(4 / 12)}
     # a: no pair of failures among C(4, 2) = 6; b: 3 of 6 pairs are failures; c: all

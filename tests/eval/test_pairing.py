@@ -11,17 +11,17 @@ from eval.conftest import StoreSamples
 from eval.test_measures import measured
 
 import ludic
+from ludic.app.show.report.page import comparison_section
 from ludic.errors import ConfigError
 from ludic.eval.config import MeasureConfig
 from ludic.eval.pairing import SampledEnvironment, comparable_options, pair_environments
-from ludic.records import Message
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.show.report.page import comparison_section
-from ludic.sql.connect import Connections
-from ludic.store import Root
-from ludic.store.evaluations import evaluation_of, put_evaluation
-from ludic.store.records import CodeRecord, EvaluationRecord
+from ludic.records.rollout import Message
+from ludic.root.json_records import CodeRecord, EvaluationRecord
+from ludic.root.root import Root
+from ludic.root.rows.evaluations import evaluation_of, put_evaluation
+from ludic.root.sql.connection import Connections
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 REWARDS = "inputs/reward.py:ludic_score"
 

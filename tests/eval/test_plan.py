@@ -9,10 +9,10 @@ from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
 from ludic.eval.config import EvalConfig, parse_versions
 from ludic.eval.plan import environment_settings, heldout_examples, missing_blocks, sampling_params, settings_of
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run, run_of
-from ludic.settings import arguments
-from ludic.store.evaluations import SampleBlock, evaluation_of
+from ludic.root.rows.evaluations import SampleBlock, evaluation_of
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run, run_of
+from ludic.settings.table import arguments
 
 
 def test_an_environment_with_few_examples_gives_each_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ludic
-from ludic.code.consent import CodeSettings
+from ludic.app.launch.evaluate import open_to_evaluate
 from ludic.engines.config import EngineConfig
 from ludic.engines.registry import EngineSetup, engine_maker
 from ludic.engines.transformers_engine import TransformersEngine
@@ -18,11 +18,12 @@ from ludic.errors import ConfigError
 from ludic.eval.config import EvalConfig
 from ludic.eval.plan import missed_versions
 from ludic.eval.sampling import evaluate
-from ludic.launch.evaluate import open_to_evaluate
-from ludic.records import RolloutBatch
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
-from ludic.store import Root, prune_policies, publish_policy
+from ludic.records.rollout import RolloutBatch
+from ludic.root.root import Root
+from ludic.root.weights.policies import prune_policies, publish_policy
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
+from ludic.settings.consent import CodeSettings
 
 pytestmark = pytest.mark.slow
 
@@ -252,7 +253,7 @@ def seen(batch: RolloutBatch) -> int:
 
 GROUPED = """\
 from ludic.environments.environment import Example, Score
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class Grouped:

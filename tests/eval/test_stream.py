@@ -14,17 +14,17 @@ import pytest
 import ludic
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.eval import sampling
-from ludic.records import RolloutBatch, WeightSpan
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
-from ludic.store.evaluations import BlockClaims
-from ludic.store.records import Evaluator, encode_record
+from ludic.records.rollout import RolloutBatch, WeightSpan
+from ludic.root.json_records import Evaluator, encode_record
+from ludic.root.rows.evaluations import BlockClaims
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
 
 pytestmark = pytest.mark.slow
 
 ENVIRONMENT = """
 from ludic.environments.environment import Example, Score
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class Same:

@@ -11,8 +11,8 @@ import ludic
 from ludic.errors import ConfigError, LudicError
 from ludic.eval.config import EvalConfig
 from ludic.eval.suite import Entry, read_suite
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 SUMS = [{"question": f"what is {letter} and two", "answer": letter} for letter in "abcd"]
 SCORER = "def short(example, answer):\n    return len(answer) < 20\n"

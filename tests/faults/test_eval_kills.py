@@ -12,10 +12,10 @@ from forks import Forked
 from tiny_models import make_model
 
 import ludic
-from ludic.code.consent import CodeSettings
+from ludic.app.launch.evaluate import open_to_evaluate
 from ludic.eval.config import EvalConfig
-from ludic.launch.evaluate import open_to_evaluate
-from ludic.store import Root
+from ludic.root.root import Root
+from ludic.settings.consent import CodeSettings
 
 pytestmark = pytest.mark.slow
 

@@ -18,15 +18,18 @@ import lives
 import pytest
 from strategies import as_plain
 
-from ludic.maintenance.compact import compact
-from ludic.records import RolloutGroup
-from ludic.run_json import put_run, run_of
-from ludic.schema import arrow_schema, from_table
-from ludic.store import Root, list_files, read_columns
+from ludic.records.conversion import from_table
+from ludic.records.rollout import RolloutGroup
+from ludic.records.tables import arrow_schema
+from ludic.root.maintenance.compaction import compact
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.parquet import read_columns
+from ludic.run.run_json import put_run, run_of
 
 # A process then starts in some ms: what it imports is there already.
 fork_server = multiprocessing.get_context("forkserver")
-fork_server.set_forkserver_preload(["hypothesis.strategies", "ludic.maintenance.compact", "s3fs"])
+fork_server.set_forkserver_preload(["hypothesis.strategies", "ludic.root.maintenance.compaction", "s3fs"])
 
 
 @dataclass

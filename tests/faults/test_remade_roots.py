@@ -17,38 +17,32 @@ import pytest
 from strategies import make_batch
 
 import ludic
+from ludic.app.launch.local import predecessor, worker_process
 from ludic.errors import ReplacedRootError, SchemaError
-from ludic.launch.local import predecessor, worker_process
-from ludic.rollouts.follower import WeightSync
-from ludic.run_json import create_root, run_of
-from ludic.schema import arrow_schema
-from ludic.store import (
-    LatestPolicy,
-    MetricsLog,
-    RolloutWriter,
-    Root,
-    check_not_fenced,
-    claims,
-    latest_policy,
-    point_latest,
-    publish_policy,
-    read_attempt,
-    start_attempt,
-    write_ledger,
-)
-from ludic.store.attempts import (
+from ludic.records.tables import arrow_schema
+from ludic.rollouts.weight_sync import WeightSync
+from ludic.root import claims
+from ludic.root.attempts import (
     MARKER,
+    check_not_fenced,
     check_not_replaced,
     checkpoint_to_resume,
     folder_of,
     prune_checkpoints,
+    read_attempt,
     record_attempt,
+    start_attempt,
 )
-from ludic.store.catalogue import WORKERS
-from ludic.store.claims import claim, claim_free_slot, claim_slot, held, held_slot, read_lease
-from ludic.store.evaluations import BlockClaims
-from ludic.store.records import CheckpointInfo, encode_json, encode_record
-from ludic.store.tables import ScoreLog, TokenStatsLog, to_token_stats
+from ludic.root.catalogue import WORKERS
+from ludic.root.claims import claim, claim_free_slot, claim_slot, held, held_slot, read_lease
+from ludic.root.json_records import CheckpointInfo, LatestPolicy, encode_json, encode_record
+from ludic.root.root import Root
+from ludic.root.rows.evaluations import BlockClaims
+from ludic.root.rows.ledger import write_ledger
+from ludic.root.rows.tables import MetricsLog, ScoreLog, TokenStatsLog, to_token_stats
+from ludic.root.rows.writer import RolloutWriter
+from ludic.root.weights.policies import latest_policy, point_latest, publish_policy
+from ludic.run.run_json import create_root, run_of
 from ludic.training.publisher import Publisher
 
 Act = Callable[[], object]
@@ -182,7 +176,7 @@ ELSEWHERE = {
     "store.claims.change_claim": "by test_the_end_of_a_worker..., which raises nothing",
     **dict.fromkeys(
         [f"recording.life.Life.{name}" for name in ("_attempt_for", "put_numbers", "put_rows")],
-        "by tests/recording/test_failing_stores.py, which raises nothing",
+        "by tests/run/recording/test_failing_stores.py, which raises nothing",
     ),
     "training.trainer._Trainer._own_attempt": "by tests/integration/test_remade_root.py, with real processes",
     "training.trainer._Trainer._write": "by test_a_checkpoint...",

@@ -28,14 +28,18 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from strategies import as_plain, make_batch
 
 from ludic.errors import StoreError
-from ludic.maintenance.compact import compact
-from ludic.records import RolloutGroup
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import arrow_schema, from_table
-from ludic.store import Cursor, RolloutReader, RolloutWriter, Root, list_files
-from ludic.store.ledger import read_rollouts
-from ludic.store.tombstones import expire, quarantine, stored_files
+from ludic.records.conversion import from_table
+from ludic.records.rollout import RolloutGroup
+from ludic.records.tables import arrow_schema
+from ludic.root.maintenance.compaction import compact
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.ledger import read_rollouts
+from ludic.root.rows.reader import Cursor, RolloutReader
+from ludic.root.rows.tombstones import expire, quarantine, stored_files
+from ludic.root.rows.writer import RolloutWriter
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 GROUP_SIZE = 2
 NUM_TRAINERS = 2

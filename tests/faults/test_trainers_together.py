@@ -19,11 +19,9 @@ from filesystems import FaultyFileSystem, ProcessDied, SharedStorage
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ludic.errors import FencedError, OwnedError
-from ludic.run_config import RunConfig
-from ludic.run_json import to_json
-from ludic.schema import arrow_schema
-from ludic.store import Root, attempts, claims, latest_policy, ledger, read_ledger, write_ledger
-from ludic.store.attempts import (
+from ludic.records.tables import arrow_schema
+from ludic.root import attempts, claims
+from ludic.root.attempts import (
     MARKER,
     chain,
     checkpoint_to_resume,
@@ -35,8 +33,13 @@ from ludic.store.attempts import (
     read_parent,
     record_attempt,
 )
-from ludic.store.ledger import ledger_steps
-from ludic.store.records import Attempt, CheckpointId, CheckpointInfo, encode_record
+from ludic.root.json_records import Attempt, CheckpointId, CheckpointInfo, encode_record
+from ludic.root.root import Root
+from ludic.root.rows import ledger
+from ludic.root.rows.ledger import ledger_steps, read_ledger, write_ledger
+from ludic.root.weights.policies import latest_policy
+from ludic.run.config import RunConfig
+from ludic.run.run_json import to_json
 from ludic.training import publisher
 from ludic.training.publisher import Publisher
 

@@ -17,22 +17,18 @@ import pytest
 from golden.write_golden import FILES, as_json
 
 import ludic
+from ludic.app.show.status import draw
+from ludic.app.show.watch import Watcher
 from ludic.errors import SchemaError
-from ludic.schema import SCHEMA_VERSION, arrow_schema, from_table, resolve_row, rollouts_schema
-from ludic.show.status import draw
-from ludic.show.watch import Watcher
-from ludic.store import (
-    MetricsTail,
-    RolloutReader,
-    Root,
-    latest_policy,
-    newest_attempt_id,
-    read_attempt,
-    read_columns,
-    read_ledger,
-    read_rows,
-)
-from ludic.store.policies import read_policy
+from ludic.records.conversion import from_table, resolve_row
+from ludic.records.tables import SCHEMA_VERSION, arrow_schema, rollouts_schema
+from ludic.root.attempts import newest_attempt_id, read_attempt
+from ludic.root.root import Root
+from ludic.root.rows.ledger import read_ledger
+from ludic.root.rows.parquet import read_columns, read_rows
+from ludic.root.rows.reader import RolloutReader
+from ludic.root.rows.tables import MetricsTail
+from ludic.root.weights.policies import latest_policy, read_policy
 
 HERE = Path(__file__).parent
 SINCE_1_8: dict[str, Any] = {"capture": None}

@@ -11,7 +11,8 @@ import pytest
 
 import ludic
 from ludic.errors import QueryError
-from ludic.store import MetricsLog, MetricsTail, Root
+from ludic.root.root import Root
+from ludic.root.rows.tables import MetricsLog, MetricsTail
 
 STORED = {1: (0.25, 1), 2: (0.5, 2)}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ludic.maintenance.verify import check_root
-from ludic.store import Root
-from ludic.store.tables import read_reference, read_reference_index
+from ludic.root.maintenance.verify import check_root
+from ludic.root.root import Root
+from ludic.root.rows.tables import read_reference, read_reference_index
 
 MODEL = "00112233445566778899aabbccddeeff"
 LENGTHS = [3, 1, 20, 7] * 10

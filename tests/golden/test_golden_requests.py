@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 import ludic
-from ludic.maintenance.verify import check_root
-from ludic.records import EpisodeEnd, GroupEvent
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.store import RolloutWriter, Root
-from ludic.store.claims import claim_slot, held_slot
+from ludic.records.rollout import EpisodeEnd, GroupEvent
+from ludic.root.claims import claim_slot, held_slot
+from ludic.root.maintenance.verify import check_root
+from ludic.root.root import Root
+from ludic.root.rows.writer import RolloutWriter
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 STARTED = {

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ludic.records import (
+from ludic.records.columns import Ragged, array_columns
+from ludic.records.rollout import (
     AgentStep,
     EnvironmentStep,
     Message,
@@ -27,21 +28,18 @@ from ludic.records import (
     RolloutMetadata,
     ToolCall,
 )
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import SCHEMA_VERSION, Ragged, array_columns
-from ludic.sql.planner import BatchRules, Planner
-from ludic.store import (
-    Attempt,
-    LatestPolicy,
-    MetricsLog,
-    RolloutReader,
-    RolloutWriter,
-    Root,
-    point_latest,
-    write_ledger,
-)
-from ludic.store.catalogue import ATTEMPTS
+from ludic.records.tables import SCHEMA_VERSION
+from ludic.root.catalogue import ATTEMPTS
+from ludic.root.json_records import Attempt, LatestPolicy
+from ludic.root.root import Root
+from ludic.root.rows.ledger import write_ledger
+from ludic.root.rows.reader import RolloutReader
+from ludic.root.rows.tables import MetricsLog
+from ludic.root.rows.writer import RolloutWriter
+from ludic.root.sql.planner import BatchRules, Planner
+from ludic.root.weights.policies import point_latest
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 HAS_EXTRA = SCHEMA_VERSION != "1.0"
 """Columns x_* came with 1.1."""
@@ -191,7 +189,7 @@ def several_turns() -> RolloutGroup:
     spans: dict[str, Any] = {}
     parent: dict[str, Any] = {"trajectory_id": "turns-r0-first"} if HAS_TRAJECTORIES else {}
     if HAS_SEGMENTS:
-        from ludic.records import WeightSpan
+        from ludic.records.rollout import WeightSpan
 
         agent_steps = (agent_steps[0], replace(agent_steps[1], parse_feedback="Answer more briefly."))
         environment_steps = (replace(environment_steps[0], observation_hash="0f" * 16), environment_steps[1])

@@ -1,6 +1,6 @@
 """Every objective teaches a tiny model MoarCats, through store, planner, ledger, stream and gradient steps of a run.
 
-The advantages of the other algorithms with the same objective are worked by hand in tests/sql.
+The advantages of the other algorithms with the same objective are worked by hand in tests/root/sql.
 
 Worker and trainer take turns in one process: a batch is sampled with the newest weights and trained on in the next
 step, so that a run is the same every time. Every second step is off-policy. With a loss of the wrong sign the model
@@ -18,16 +18,18 @@ import pytest
 
 import ludic
 from ludic.agents.agent import Agent
-from ludic.code.kinds import ALGORITHM
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.models.chat import load_tokenizer
 from ludic.models.tiny import make_tiny_model
-from ludic.records import RolloutGroup
+from ludic.records.rollout import RolloutGroup
 from ludic.rollouts.sampler import GroupSampler
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root, run_of
-from ludic.store import RolloutWriter, Root, fetch_policy, latest_policy
+from ludic.root.root import Root
+from ludic.root.rows.writer import RolloutWriter
+from ludic.root.weights.policies import fetch_policy, latest_policy
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root, run_of
+from ludic.settings.kinds import ALGORITHM
 from ludic.training.config import TrainConfig
 from ludic.training.presets import load_algorithm
 from ludic.training.trainer import train

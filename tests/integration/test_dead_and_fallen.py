@@ -10,11 +10,11 @@ import forks
 import pytest
 
 import ludic
-from ludic.demos.words import open_demo
+from ludic.app.demos.words import open_demo
 
 OWN = """\
 from ludic.environments.environment import Example, Score
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class Own:
@@ -104,7 +104,7 @@ def test_the_viewer_says_which_and_since_when(run: ludic.Run, began: int) -> Non
     pytest.importorskip("textual", reason="textual is not installed (extra view)")
     from textual.widgets import Static
 
-    from ludic.show.terminal.app import ViewApp
+    from ludic.app.show.terminal.app import ViewApp
 
     async def first_screen() -> tuple[str, str]:
         app = ViewApp(run.root)

@@ -6,7 +6,7 @@ import forks
 import pytest
 
 import ludic
-from ludic.demos.calculator import NUM_EPOCHS, NUM_HELDOUT, PER_PROBLEM, open_demo, version_before_rl, warm_start
+from ludic.app.demos.calculator import NUM_EPOCHS, NUM_HELDOUT, PER_PROBLEM, open_demo, version_before_rl, warm_start
 
 NUM_PROBLEMS, NUM_STEPS = 48, 1
 # 48 groups a pass, 16 groups a batch.

@@ -16,9 +16,9 @@ from tiny_runs import create_root
 from wandb_files import read_offline_run
 
 import ludic
-from ludic.demos.words import open_demo
-from ludic.launch.train import last_step
-from ludic.store import Root
+from ludic.app.demos.words import open_demo
+from ludic.app.launch.train import last_step
+from ludic.root.root import Root
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -30,10 +30,10 @@ SETTINGS += ["--eval-every", "3", "--eval-options", json.dumps(OPTIONS)]
 IMPATIENT = """
 import sys
 
-import ludic.launch.supervisor
-from ludic.cli.main import main
+import ludic.app.launch.supervisor
+from ludic.app.cli.main import main
 
-ludic.launch.supervisor.KILL_AFTER_S = 0.0
+ludic.app.launch.supervisor.KILL_AFTER_S = 0.0
 main(sys.argv[1:])
 """
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import forks
 
 import ludic
-from ludic.demos.words import open_demo
+from ludic.app.demos.words import open_demo
 
 OWN = """\
 from ludic.environments.environment import Example
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class Own:

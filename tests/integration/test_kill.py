@@ -16,13 +16,17 @@ from forks import Forked
 from tiny_runs import create_root, cursor_of_ledger, fill, groups_left, make_model, query, train_config
 
 import ludic
+from ludic.app.launch.train import train_args
 from ludic.environments.moar_cats import WORDS
-from ludic.launch.train import train_args
 from ludic.models.tiny import make_tiny_model
-from ludic.run_json import run_of
-from ludic.sql import run_checks
-from ludic.store import Cursor, Root, latest_policy, ledger_steps, list_files, newest_attempt_id
-from ludic.store.attempts import checkpoint_ids, complete_checkpoints
+from ludic.root.attempts import checkpoint_ids, complete_checkpoints, newest_attempt_id
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.ledger import ledger_steps
+from ludic.root.rows.reader import Cursor
+from ludic.root.sql.library import run_checks
+from ludic.root.weights.policies import latest_policy
+from ludic.run.run_json import run_of
 from ludic.training.config import TrainConfig
 
 NUM_WORKERS = 2

@@ -19,8 +19,9 @@ from hostile_folders import hostile_folder, imported_from
 from s3_proxy import Delay, S3Proxy
 from tiny_runs import create_root, fill, make_model
 
-from ludic.store import Root, ledger_steps
-from ludic.store.attempts import complete_checkpoints
+from ludic.root.attempts import complete_checkpoints
+from ludic.root.root import Root
+from ludic.root.rows.ledger import ledger_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -8,8 +8,8 @@ from forks import run_ranks
 from safetensors.numpy import load
 from tiny_runs import create_root, fill, ledger, make_model, query, train_config
 
-from ludic.launch.train import train_args
-from ludic.store.attempts import complete_checkpoints, folder_of
+from ludic.app.launch.train import train_args
+from ludic.root.attempts import complete_checkpoints, folder_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -8,8 +8,9 @@ from textwrap import dedent
 
 import forks
 
-from ludic.demos.words import open_demo
-from ludic.store import MetricsTail, Root
+from ludic.app.demos.words import open_demo
+from ludic.root.root import Root
+from ludic.root.rows.tables import MetricsTail
 
 README = Path(__file__).parents[2].joinpath("README.md").read_text()
 NUM_STEPS = 15

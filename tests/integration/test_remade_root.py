@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 from forks import Forked
 
-from ludic.demos.words import open_demo
-from ludic.store import LatestPolicy, Root, ledger_steps, point_latest, start_attempt
-from ludic.store.claims import claim_slot
+from ludic.app.demos.words import open_demo
+from ludic.root.attempts import start_attempt
+from ludic.root.claims import claim_slot
+from ludic.root.json_records import LatestPolicy
+from ludic.root.root import Root
+from ludic.root.rows.ledger import ledger_steps
+from ludic.root.weights.policies import point_latest
 
 SETTINGS = ["--learning-rate", "0.003", "--max-tokens-per-micro-batch", "512", "--lease-s", "3", "--num-steps", "1000"]
 

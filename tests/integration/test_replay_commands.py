@@ -7,7 +7,8 @@ import sys
 import pytest
 from tiny_runs import final_weights
 
-from ludic.store import Root, read_attempt
+from ludic.root.attempts import read_attempt
+from ludic.root.root import Root
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -13,9 +13,12 @@ from forks import Forked, words_of
 from tiny_runs import create_root
 
 import ludic
-from ludic.demos.words import open_demo
-from ludic.store import Root, ledger_steps, list_files, newest_attempt_id
-from ludic.store.catalogue import WORKERS
+from ludic.app.demos.words import open_demo
+from ludic.root.attempts import newest_attempt_id
+from ludic.root.catalogue import WORKERS
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.ledger import ledger_steps
 
 numbers = count()
 SETTINGS = ["--learning-rate", "0.003", "--checkpoint-every", "2"]
@@ -25,7 +28,7 @@ OWN = """\
 import asyncio
 
 from ludic.environments.environment import Example, Score
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class Waits:

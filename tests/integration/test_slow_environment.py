@@ -6,15 +6,15 @@ from pathlib import Path
 from forks import Forked
 
 import ludic
-from ludic.demos.words import open_demo
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
+from ludic.app.demos.words import open_demo
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
 
 OWN = """\
 import time
 
 from ludic.environments.environment import Example, Transition
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class Slow:

@@ -16,17 +16,17 @@ from guide_examples import example, judge_of_safes
 
 from ludic.adapters.imports.importing import import_files
 from ludic.agents.tools.registry import environment_tools
+from ludic.app.launch.process import interruptible
+from ludic.app.launch.train import train_in_process
 from ludic.environments.environment import Example
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import make_environment
-from ludic.launch.process import interruptible
-from ludic.launch.train import train_in_process
-from ludic.messages import to_message
 from ludic.models.tiny import make_tiny_chat_model
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root, run_of
-from ludic.sql import connect
-from ludic.store import Root
+from ludic.records.messages import to_message
+from ludic.root.root import Root
+from ludic.root.sql.connection import connect
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root, run_of
 from ludic.training.config import TrainConfig
 
 KINDS = {"reads": 0.4, "guesses_the_number": 0.3, "guesses_the_answer": 0.3}

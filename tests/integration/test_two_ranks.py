@@ -8,9 +8,9 @@ import pytest
 from safetensors.numpy import load_file
 from tiny_runs import create_root, fill, final_weights, ledger, make_model, query, train_config
 
-from ludic.launch.train import train_args
-from ludic.store import Root
-from ludic.store.attempts import complete_checkpoints
+from ludic.app.launch.train import train_args
+from ludic.root.attempts import complete_checkpoints
+from ludic.root.root import Root
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ import light_runs
 import pytest
 from light_runs import GOLDEN, TRAIN_PACKAGES
 
-from ludic.cli.commands import COMMANDS
-from ludic.installed import EXTRAS, is_installed
+from ludic.app.cli.commands import COMMANDS
+from ludic.base.installed import EXTRAS, is_installed
 
 pytestmark = pytest.mark.slow
 IS_BARE = not is_installed("torch")
@@ -65,7 +65,7 @@ def test_commands_read_the_oldest_and_the_newest_of_the_golden_stores(parent: st
 
 
 def copy(store: Path, url: str) -> None:
-    from ludic.store.filesystem import Storage
+    from ludic.root.storage.filesystem import Storage
 
     if "://" not in url:
         shutil.copytree(store, url)

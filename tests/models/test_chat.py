@@ -15,7 +15,7 @@ from ludic.errors import ModelError
 from ludic.models import chat
 from ludic.models.chat import QUOTE, ChatRenderer, Names, Recorded, decode, load_tokenizer, render_prompt, render_text
 from ludic.models.encoding import encode, encode_all
-from ludic.records import Message, ToolCall
+from ludic.records.rollout import Message, ToolCall
 
 
 @pytest.fixture

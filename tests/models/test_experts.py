@@ -8,7 +8,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from ludic.errors import ModelError
 from ludic.models.experts import Routers, routing_of
-from ludic.schema.validation import UNKNOWN_EXPERT
+from ludic.records.validation import UNKNOWN_EXPERT
 
 FAMILIES = (
     *("qwen3_moe", "qwen3_5_moe_text", "gpt_oss", "deepseek_v3", "glm4_moe", "mixtral", "olmoe", "nemotron_h"),

@@ -13,10 +13,10 @@ from tiny_runs import create_root, fill, final_weights, other_model, query, trai
 
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ModelError
-from ludic.models.first_model import first_model, local_folder, remember_model, same_model
-from ludic.store import Root
-from ludic.store.catalogue import IDENTITY
-from ludic.store.weights import identify, read_identity
+from ludic.root.catalogue import IDENTITY
+from ludic.root.root import Root
+from ludic.root.weights.model_location import first_model, local_folder, remember_model, same_model
+from ludic.root.weights.weight_folders import identify, read_identity
 from ludic.training import trainer
 from ludic.training.trainer import FirstModel
 

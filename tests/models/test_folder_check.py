@@ -15,15 +15,15 @@ from transformers import PretrainedConfig
 
 import ludic
 from ludic.adapters.exports.weights import export_weights
+from ludic.base.model_folders import check_model_folder
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ModelError
 from ludic.models.chat import load_tokenizer, read_tokenizer
-from ludic.models.folder_check import check_model_folder
 from ludic.models.lora import base_of_adapter, merge_adapter
 from ludic.models.weight_files import load_config, load_pretrained, make_config, open_weights
 from ludic.rollouts.sample import Question, sample_run
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 from ludic.training.model import load_model, load_sharded
 
 PACKAGE = Path(ludic.__file__).parent

@@ -13,20 +13,13 @@ from tiny_models import whole
 from tiny_runs import fill, query, save_checkpoint, train_here, train_until_killed
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from ludic.batches.packing import pack
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ConfigError, ModelError
-from ludic.maintenance.verify import check_root
-from ludic.models.lora import (
-    adapters_off,
-    add_adapters,
-    is_adapter_weight,
-    merge_adapter,
-    merged_weights,
-    save_adapter,
-)
-from ludic.store.attempts import complete_checkpoints, folder_of
+from ludic.models.lora import adapters_off, add_adapters, is_adapter_weight, merge_adapter, merged_weights, save_adapter
+from ludic.root.attempts import complete_checkpoints, folder_of
+from ludic.root.maintenance.verify import check_root
 from ludic.training import trainer
+from ludic.training.batches.packing import pack
 from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs

@@ -18,16 +18,16 @@ from tiny_runs import query
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 import ludic
+from ludic.app.launch.roots import with_longrope
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine, exact_attention
 from ludic.environments.moar_cats import WORDS
 from ludic.errors import ConfigError, ModelError
-from ludic.launch.roots import with_longrope
 from ludic.models.families import logprobs_alone, shrink, spread
 from ludic.models.rope import check_served, max_positions, original_length
 from ludic.models.tiny import make_tiny_model
 from ludic.models.weight_files import load_config, load_pretrained
-from ludic.run_config import RunConfig
+from ludic.run.config import RunConfig
 from ludic.training.model import check_trainable, full_state_dict, load_model, load_sharded, packed_logprobs
 from ludic.training.model import save_weights as save
 
@@ -334,7 +334,7 @@ def test_whoever_makes_a_model_or_an_engine_hands_on_the_factors_of_the_run() ->
         for name in {name for name, node in _functions(tree) if _takes_factors(node)} - {"RunConfig"}:
             for other in [path] if name.startswith("_") else trees:
                 takers[other].add(name)
-    assert takers["operations/run.py"] >= {
+    assert takers["app/operations/run.py"] >= {
         "load_pretrained",
         "load_model",
         "load_sharded",

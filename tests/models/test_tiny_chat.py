@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ludic.agents.tools.formats import make_tool_format
 from ludic.models.chat import render_text
 from ludic.models.tiny import CHAT_END, make_tiny_chat_model, train_tokenizer
-from ludic.records import Message, ToolCall
+from ludic.records.rollout import Message, ToolCall
 
 SCHEMA = {"type": "function", "function": {"name": "add", "description": "Add two numbers.", "parameters": {}}}
 CALL = ToolCall(id="call_0", name="add", arguments='{"a": 12, "b": 30}')

@@ -16,7 +16,7 @@ from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.moar_cats import WORDS
 from ludic.models.chat import decode, load_tokenizer
 from ludic.models.tiny import make_tiny_model
-from ludic.records import WeightSpan
+from ludic.records.rollout import WeightSpan
 
 
 @pytest.fixture(scope="session")

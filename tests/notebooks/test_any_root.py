@@ -11,9 +11,9 @@ from tiny_runs import create_root, fill, make_model, train_here
 from ludic.adapters.imports.formats import load_format
 from ludic.adapters.imports.importing import import_file
 from ludic.models.chat import load_tokenizer
-from ludic.store import Root
+from ludic.root.root import Root
 from ludic.training.presets import load_algorithm
-from ludic.run_json import run_of
+from ludic.run.run_json import run_of
 
 pytestmark = pytest.mark.slow
 

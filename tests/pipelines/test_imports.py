@@ -29,13 +29,13 @@ def imported(text: str) -> Iterator[str]:
 
 def test_an_import_of_the_command_line_is_found() -> None:
     for text in (
-        "from ludic.cli.train import main",
+        "from ludic.app.cli.train import main",
         "from ludic import cli",
-        "def f():\n    import ludic.cli.main as m",
+        "def f():\n    import ludic.app.cli.main as m",
     ):
-        assert any(f"{name}.".startswith("ludic.cli.") for name in imported(text))
+        assert any(f"{name}.".startswith("ludic.app.cli.") for name in imported(text))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_none_imports_the_command_line(path: Path) -> None:
-    assert [name for name in imported(source(path)) if f"{name}.".startswith("ludic.cli.")] == []
+    assert [name for name in imported(source(path)) if f"{name}.".startswith("ludic.app.cli.")] == []

@@ -7,8 +7,9 @@ import pytest
 from forks import ludic as ludic_command
 
 import ludic
-from ludic.demos.words import heldout_answers
-from ludic.store import Root, fetch_policy, latest_policy
+from ludic.app.demos.words import heldout_answers
+from ludic.root.root import Root
+from ludic.root.weights.policies import fetch_policy, latest_policy
 
 
 @pytest.fixture(scope="module")

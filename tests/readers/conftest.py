@@ -10,10 +10,12 @@ import pytest
 from ray_settings import VARIABLES
 from strategies import make_batch
 
-from ludic.maintenance.compact import compact
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
-from ludic.store import RolloutWriter, Root, list_files
+from ludic.root.maintenance.compaction import compact
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.writer import RolloutWriter
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
 
 GOLDEN = Path(__file__).parents[1] / "golden/v1.0"
 

@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow.dataset as ds
 import pytest
 
-from ludic.store import Root
+from ludic.root.root import Root
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:.*is deprecated.*:DeprecationWarning:ray\.data\.context")
 

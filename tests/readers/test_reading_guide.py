@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from readers.conftest import MAKERS, mixed
 
-from ludic.store import Root, list_files, read_columns
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.parquet import read_columns
 
 GUIDE = Path(__file__).parents[2] / "docs/reading.md"
 WITH_LUDIC = "Several runs at once, with ludic"
-"""A section that tests/sql/test_several_roots.py runs."""
+"""A section that tests/root/sql/test_several_roots.py runs."""
 NEEDS = {"Ray Data": "ray_session", "PySpark": "spark_session"}
 """Fixtures by the heading of a section."""
 

@@ -13,9 +13,9 @@ from tiny_models import make_model
 
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.rollouts.worker import WorkerConfig, run_worker
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
-from ludic.store import Root
+from ludic.root.root import Root
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
 
 WaitUntil = Callable[[Callable[[], bool]], None]
 

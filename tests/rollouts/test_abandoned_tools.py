@@ -15,9 +15,9 @@ from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import ModelError
-from ludic.records import Rollout
+from ludic.records.rollout import Rollout
 from ludic.rollouts.sampler import GroupSampler
-from ludic.run_config import RunConfig
+from ludic.run.config import RunConfig
 
 SCRIPT = LimitedEnvironments("script", lambda: Script([end()]))
 CALL = '<tool_call>{"name": "stubborn", "arguments": {}}</tool_call>'

@@ -8,14 +8,14 @@ from threading import Event
 import pytest
 from tiny_models import committed_rows, publish
 
-from ludic.code.consent import CodeSettings
+from ludic.app.launch.roots import create_run
+from ludic.app.launch.sample import work as launch_work
 from ludic.errors import ConfigError
-from ludic.launch.roots import create_run
-from ludic.launch.work import work as launch_work
 from ludic.rollouts.config import WorkerConfig
-from ludic.run_config import RunConfig
-from ludic.run_json import run_of
-from ludic.store import Root
+from ludic.root.root import Root
+from ludic.run.config import RunConfig
+from ludic.run.run_json import run_of
+from ludic.settings.consent import CodeSettings
 from ludic.training.config import TrainConfig
 
 PARSER = """\

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import pytest
 from tiny_models import committed_rows, publish
 
-from ludic.run_json import create_root
-from ludic.sql import connect
+from ludic.root.sql.connection import connect
+from ludic.run.run_json import create_root
 
 BASE = """
 import asyncio, math, os, signal, sys, threading, time
 from dataclasses import replace
 from ludic.environments.environment import Example, Transition
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 class Good:
     max_steps = 2

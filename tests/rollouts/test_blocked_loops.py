@@ -24,18 +24,19 @@ from simulated_engine import SimulatedEngine
 from tiny_models import publish
 
 from benchmarks.in_flight import Clock, NoWaits, without_threads
-from ludic.batches.budget import Budget
 from ludic.errors import EngineError
-from ludic.records import GroupEvent, RolloutBatch, RolloutGroup
+from ludic.records.rollout import GroupEvent, RolloutBatch, RolloutGroup
 from ludic.rollouts.config import WorkerConfig
-from ludic.rollouts.follower import SwapTimes
-from ludic.rollouts.pump import BegunGroup, Finished, Scheduler
+from ludic.rollouts.scheduler import BegunGroup, Finished, Scheduler
+from ludic.rollouts.weight_sync import SwapTimes
 from ludic.rollouts.worker import Stream, opened_stream
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root, run_of
-from ludic.store import LatestPolicy, Root
-from ludic.store.policies import point_latest
-from ludic.store.writer import FLUSH_AGE_S, MadeFile
+from ludic.root.json_records import LatestPolicy
+from ludic.root.root import Root
+from ludic.root.rows.writer import FLUSH_AGE_S, MadeFile
+from ludic.root.weights.policies import point_latest
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root, run_of
+from ludic.training.batches.budget import Budget
 
 STEPS = """
 import asyncio
@@ -44,7 +45,7 @@ import random
 import time
 
 from ludic.environments.environment import Example, Transition
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class Steps:

@@ -6,12 +6,12 @@ import pytest
 from tiny_models import committed_rows, publish
 
 from ludic.errors import ConfigError, TimeLimitError
-from ludic.run_json import create_root
-from ludic.sql import connect
+from ludic.root.sql.connection import connect
+from ludic.run.run_json import create_root
 
 ENDLESS = """
 from ludic.environments.environment import Example, Score
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 class Sums:
     def example(self, index, split):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from strategies import make_batch
 
-from ludic.records import GROUP_CLOSED, Rollout
+from ludic.records.rollout import GROUP_CLOSED, Rollout
 from ludic.rollouts.failures import FailureLog
 
 GOOD = make_batch(num_groups=1, group_size=2).groups[0].rollouts[0]

@@ -15,11 +15,11 @@ from ludic.agents.delegation import helper
 from ludic.environments.environment import Example, GroupAnswer, Score, SpanReward, Transition
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.single_turn import SingleTurn
-from ludic.records import Message, Rollout
-from ludic.rollouts.pump import Scheduler
+from ludic.records.rollout import Message, Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
+from ludic.rollouts.scheduler import Scheduler
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
 
 EXAMPLE = Example(example_id="e", messages=(Message(role="user", content="?"),))
 
@@ -327,7 +327,7 @@ def test_a_pump_that_is_closed_gives_up_what_is_being_scored() -> None:
 OWN = """\
 import asyncio
 from ludic.environments.environment import Example, Score
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class Own:

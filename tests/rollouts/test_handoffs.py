@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 
 from benchmarks.in_flight import Clock, without_threads
-from ludic.batches import online
-from ludic.batches.online import OnlineSource
 from ludic.engines.engine import Completion, GenerationRequest
-from ludic.records import WeightSpan
+from ludic.records.rollout import WeightSpan
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.worker import opened_stream
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
-from ludic.store import Root, start_attempt
+from ludic.root.attempts import start_attempt
+from ludic.root.root import Root
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
+from ludic.training.batches import online
+from ludic.training.batches.online import OnlineSource
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
 

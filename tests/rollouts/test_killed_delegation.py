@@ -15,11 +15,11 @@ from forks import Forked
 from tiny_models import committed_rows, publish
 from transformers import AutoModelForCausalLM
 
-from ludic.code.consent import CodeSettings
-from ludic.launch.roots import create_run
-from ludic.run_config import RunConfig
-from ludic.run_json import run_of
-from ludic.store import Root
+from ludic.app.launch.roots import create_run
+from ludic.root.root import Root
+from ludic.run.config import RunConfig
+from ludic.run.run_json import run_of
+from ludic.settings.consent import CodeSettings
 from ludic.training.config import TrainConfig
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ import numpy as np
 
 from ludic.engines.engine import Completion
 from ludic.models.chat import load_tokenizer
-from ludic.records import WeightSpan
+from ludic.records.rollout import WeightSpan
 
 CALL = '<tool_call>{"name": "delegate", "arguments": {"task": "guess"}}</tool_call>'
 TEXTS = (CALL, CALL + CALL, "5", "7", "no number")

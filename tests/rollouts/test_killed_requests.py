@@ -13,10 +13,11 @@ from forks import Forked
 from tiny_models import committed_rows, publish
 
 import ludic
-from ludic.code.consent import CodeSettings
-from ludic.launch.roots import create_run
-from ludic.run_config import RunConfig
-from ludic.store import Root, list_files
+from ludic.app.launch.roots import create_run
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.run.config import RunConfig
+from ludic.settings.consent import CodeSettings
 from ludic.training.config import TrainConfig
 
 pytestmark = pytest.mark.slow
@@ -32,7 +33,7 @@ import random
 import numpy as np
 
 from ludic.engines.engine import Completion
-from ludic.records import WeightSpan
+from ludic.records.rollout import WeightSpan
 
 TOKENS = os.open("PATH", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 

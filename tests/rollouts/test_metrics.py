@@ -5,7 +5,7 @@ from typing import Any
 
 from strategies import make_batch
 
-from ludic.records import RolloutBatch
+from ludic.records.rollout import RolloutBatch
 from ludic.rollouts.metrics import stream_metrics
 
 

@@ -9,10 +9,10 @@ from episodes import Script, end
 
 from ludic.environments.environment import Transition
 from ludic.environments.limits import LimitedEnvironments
-from ludic.records import Rollout
+from ludic.records.rollout import Rollout
+from ludic.records.validation import validate
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
-from ludic.run_config import RunConfig
-from ludic.schema import validate
+from ludic.run.config import RunConfig
 
 
 def rows_of_three(second: Transition, **settings: Any) -> list[Rollout]:

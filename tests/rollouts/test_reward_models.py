@@ -10,7 +10,7 @@ from tiny_models import logits_by_hand, make_reward_model, publish
 import ludic
 from ludic.adapters.reward_models import digest_of
 from ludic.models import reward_model
-from ludic.run_json import create_root
+from ludic.run.run_json import create_root
 
 
 @pytest.mark.slow

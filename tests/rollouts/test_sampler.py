@@ -22,10 +22,10 @@ from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import EnvironmentFactory
 from ludic.errors import ConfigError
 from ludic.models.chat import load_tokenizer
-from ludic.records import Message, Rollout, RolloutGroup, new_id
+from ludic.records.rollout import Message, Rollout, RolloutGroup, new_id
+from ludic.records.validation import validate
 from ludic.rollouts.sampler import GroupSampler, TurnOrder
-from ludic.run_config import RunConfig
-from ludic.schema import validate
+from ludic.run.config import RunConfig
 
 MakeSampler = Callable[..., GroupSampler]
 

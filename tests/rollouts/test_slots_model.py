@@ -19,15 +19,17 @@ from fsspec.implementations.memory import MemoryFileSystem
 from strategies import make_batch
 
 from ludic.errors import SlotTakenError
-from ludic.maintenance.compact import compact
-from ludic.records import RolloutBatch, RolloutMetadata
-from ludic.rollouts.schedule import Schedule, read_earlier_lives
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root, run_of
-from ludic.schema import to_table
-from ludic.store import Cursor, RolloutFile, RolloutReader, Root
-from ludic.store.claims import check_holds_slot, claim_slot
-from ludic.store.parquet import encode
+from ludic.records.conversion import to_table
+from ludic.records.rollout import RolloutBatch, RolloutMetadata
+from ludic.rollouts.group_schedule import Schedule, read_earlier_lives
+from ludic.root.claims import check_holds_slot, claim_slot
+from ludic.root.maintenance.compaction import compact
+from ludic.root.root import Root
+from ludic.root.rows.files import RolloutFile
+from ludic.root.rows.parquet import encode
+from ludic.root.rows.reader import Cursor, RolloutReader
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root, run_of
 
 pytestmark = pytest.mark.slow
 

@@ -18,17 +18,17 @@ from tiny_models import committed_rows, publish
 import ludic
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.errors import EngineError, HalfLoadedError, ModelError
-from ludic.records import GROUP_CLOSED, WeightSpan
+from ludic.records.rollout import GROUP_CLOSED, WeightSpan
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.worker import run_worker
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
-from ludic.store import Root
+from ludic.root.root import Root
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
 
 TOKENS = 8
 ENVIRONMENT = """
 from ludic.environments.environment import Example, Transition
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class Twice:

@@ -9,11 +9,11 @@ import pytest
 from tiny_models import committed_rows
 
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, WeightSpan
-from ludic.rollouts.follower import SwapTimes
-from ludic.store import MetricsTail
-from ludic.store.catalogue import POLICIES
-from ludic.store.policies import read_policy
-from ludic.store.records import Policy, encode_record
+from ludic.rollouts.weight_sync import SwapTimes
+from ludic.root.catalogue import POLICIES
+from ludic.root.json_records import Policy, encode_record
+from ludic.root.rows.tables import MetricsTail
+from ludic.root.weights.policies import read_policy
 
 
 class Engine:
@@ -80,7 +80,7 @@ def test_a_version_without_a_record_gives_no_figure(root):
 def test_a_worker_logs_each_versions_times_once(root, folder, other_folder, working):
     import shutil
 
-    from ludic.store import publish_policy
+    from ludic.root.weights.policies import publish_policy
 
     def publish(source: str, groups: int) -> None:
         def save(target):

@@ -17,10 +17,10 @@ from ludic.environments.registry import make_environment
 from ludic.environments.rewards import Rubric
 from ludic.environments.single_turn import SingleTurn
 from ludic.models.chat import decode
-from ludic.records import Message, Rollout
+from ludic.records.rollout import Message, Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
 
 SECRET = "sesame"
 EXAMPLE = Example(example_id="e", messages=(Message(role="user", content="say the word"),), wanted=SECRET)
@@ -223,7 +223,7 @@ def test_no_call_of_the_model_has_the_wanted_answer(
 
 OWN = """
 from ludic.environments.environment import Example, Score
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 class Own:
     run_in = "{run_in}"

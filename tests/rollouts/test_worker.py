@@ -19,14 +19,17 @@ from tiny_models import committed_rows, forward_logprobs, publish
 
 import ludic.environments.toys
 from ludic.errors import ConfigError, SlotTakenError, StoreError
-from ludic.rollouts import follower
+from ludic.rollouts import weight_sync
 from ludic.rollouts.worker import WorkerConfig, pauses_between_reads
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
-from ludic.store import LatestPolicy, MetricsTail, Root, fetch_policy, latest_policy, list_files, point_latest
-from ludic.store.catalogue import WORKERS
-from ludic.store.claims import claim_slot
-from ludic.store.records import encode_record
+from ludic.root.catalogue import WORKERS
+from ludic.root.claims import claim_slot
+from ludic.root.json_records import LatestPolicy, encode_record
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.tables import MetricsTail
+from ludic.root.weights.policies import fetch_policy, latest_policy, point_latest
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
 
 WaitUntil = Callable[[Callable[[], bool]], None]
 Working = Callable[..., AbstractContextManager[WaitUntil]]
@@ -202,8 +205,8 @@ def test_a_broken_policy_is_not_read_again_at_every_look(
     root: Root, working: Working, folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, reads = [], []
-    monkeypatch.setattr(follower, "latest_policy", lambda root: looks.append(1) or latest_policy(root))
-    monkeypatch.setattr(follower, "fetch_policy", lambda *args: reads.append(1) or fetch_policy(*args))
+    monkeypatch.setattr(weight_sync, "latest_policy", lambda root: looks.append(1) or latest_policy(root))
+    monkeypatch.setattr(weight_sync, "fetch_policy", lambda *args: reads.append(1) or fetch_policy(*args))
     publish(root, folder, budget=2)
     weights = Path(root.at("policies/version=0/model.safetensors"))
     weights.write_bytes(weights.read_bytes()[:500])
@@ -215,7 +218,7 @@ def test_a_broken_policy_is_not_read_again_at_every_look(
 def test_a_policy_that_becomes_whole_after_all_is_taken(
     root: Root, working: Working, folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "_REFUSED_S", 0.2)
+    monkeypatch.setattr(weight_sync, "_REFUSED_S", 0.2)
     publish(root, folder, budget=2)
     weights = Path(root.at("policies/version=0/model.safetensors"))
     data = weights.read_bytes()
@@ -344,7 +347,7 @@ def test_a_worker_whose_slot_was_taken_ends_before_it_samples_more(root: Root, w
 
 FAILING_ENVIRONMENT = '''
 from ludic.environments.environment import Example, Score
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 
 class EveryOther:

@@ -17,11 +17,14 @@ import pytest
 from forks import Forked
 from tiny_models import committed_rows, forward_logprobs, publish
 
+from ludic.app.launch.process import SUPERVISED
 from ludic.errors import SlotTakenError
-from ludic.launch.process import SUPERVISED
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
-from ludic.store import MetricsTail, RolloutReader, Root, list_files
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.reader import RolloutReader
+from ludic.root.rows.tables import MetricsTail
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from conftest import random_model, random_sequences, train
 
-from ludic.batches.packing import pack
-from ludic.distributed import init_distributed, num_ranks, rank, run_on_main, shut_down
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
+from ludic.base.distributed import init_distributed, num_ranks, rank, run_on_main, shut_down
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
+from ludic.training.batches.packing import pack
 from ludic.training.config import TrainConfig
 from ludic.training.model import shard
 from ludic.training.step import build_optimizer, train_step

@@ -8,7 +8,7 @@ import sys
 from test_computed_logprobs import OFFLINE
 from tiny_runs import train_here
 
-from ludic.store import Root
+from ludic.root.root import Root
 
 if __name__ == "__main__":
     train_here(Root.open(sys.argv[1]), **OFFLINE, compute_logprobs=True, device="cpu")

@@ -12,12 +12,12 @@ from tiny_runs import create_root, make_model, save_checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from ludic.batches.packing import MicroBatch, TrainingSequence, assign_pairs, pack
-from ludic.distributed import init_distributed, num_ranks, rank, shut_down
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.store.attempts import complete_checkpoints
-from ludic.store.root import Root
+from ludic.base.distributed import init_distributed, num_ranks, rank, shut_down
+from ludic.root.attempts import complete_checkpoints
+from ludic.root.root import Root
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
+from ludic.training.batches.packing import MicroBatch, TrainingSequence, assign_pairs, pack
 from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.model import load_sharded

@@ -14,8 +14,8 @@ import torch
 from conftest import random_model, random_sequences
 from torch.optim import SGD
 
-from ludic.batches.packing import assign, costs_of, pack
-from ludic.distributed import init_distributed, num_ranks, rank, shut_down
+from ludic.base.distributed import init_distributed, num_ranks, rank, shut_down
+from ludic.training.batches.packing import assign, costs_of, pack
 from ludic.training.config import TrainConfig
 from ludic.training.model import full_state_dict, shard
 from ludic.training.step import train_step

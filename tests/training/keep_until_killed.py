@@ -8,9 +8,9 @@ import sys
 
 import pyarrow as pa
 
-from ludic.schema import arrow_schema
-from ludic.store import Root
-from ludic.store.tables import write_reference
+from ludic.records.tables import arrow_schema
+from ludic.root.root import Root
+from ludic.root.rows.tables import write_reference
 
 
 def rows(model: str, response_length: int) -> pa.Table:

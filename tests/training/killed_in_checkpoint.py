@@ -16,7 +16,7 @@ from pathlib import Path
 from lives import paths_of
 from tiny_runs import train_here
 
-from ludic.store import Root
+from ludic.root.root import Root
 
 
 def kill_at(point: str) -> None:

@@ -17,10 +17,10 @@ from model_families import FAMILIES, random_model_of, small_model_of
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ludic.batches.packing import MicroBatch, pack
-from ludic.distributed import init_distributed, num_ranks, rank, shut_down
+from ludic.base.distributed import init_distributed, num_ranks, rank, shut_down
 from ludic.models.experts import Routers
-from ludic.schema.columns import with_columns
+from ludic.records.columns import with_columns
+from ludic.training.batches.packing import MicroBatch, pack
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import shard
 from ludic.training.packed import packed_arguments

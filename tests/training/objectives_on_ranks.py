@@ -19,10 +19,10 @@ from tiny_runs import save_checkpoint
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ludic.code.kinds import OBJECTIVE
-from ludic.distributed import init_distributed, is_main, num_ranks, shut_down
-from ludic.store import Root
-from ludic.store.attempts import complete_checkpoints
+from ludic.base.distributed import init_distributed, is_main, num_ranks, shut_down
+from ludic.root.attempts import complete_checkpoints
+from ludic.root.root import Root
+from ludic.settings.kinds import OBJECTIVE
 from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.model import load_model, shard

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mixtures import micro_batches, step_of
 
-from ludic.distributed import init_distributed, num_ranks, rank, shut_down
+from ludic.base.distributed import init_distributed, num_ranks, rank, shut_down
 
 
 def main(out: str) -> None:

@@ -16,10 +16,10 @@ import torch
 from conftest import random_sequences, train
 from torch import Tensor
 
-from ludic.batches.packing import MicroBatch, pack
-from ludic.distributed import init_distributed, rank, shut_down
+from ludic.base.distributed import init_distributed, rank, shut_down
 from ludic.models.lora import add_adapters
-from ludic.store.root import Root
+from ludic.root.root import Root
+from ludic.training.batches.packing import MicroBatch, pack
 from ludic.training.model import load_model, load_sharded
 from ludic.training.reference import CachedReference, fingerprint, model_reference
 

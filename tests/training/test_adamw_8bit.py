@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ludic.errors import ConfigError
-from ludic.store import Root
+from ludic.root.root import Root
 from ludic.training.adamw_8bit import adamw_8bit, from_file, is_quantized, split_moments, to_file
 
 HAS_TORCHAO = importlib.util.find_spec("torchao") is not None

@@ -3,9 +3,10 @@
 import pytest
 from tiny_runs import fill, query, train_here, train_until_killed
 
-from ludic.launch.work import publish_first
-from ludic.store import LatestPolicy, latest_policy, start_attempt
-from ludic.store.policies import claim_policy, policy_versions, read_policy
+from ludic.app.launch.sample import publish_first
+from ludic.root.attempts import start_attempt
+from ludic.root.json_records import LatestPolicy
+from ludic.root.weights.policies import claim_policy, latest_policy, policy_versions, read_policy
 from ludic.training.publisher import Publisher
 
 

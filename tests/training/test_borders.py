@@ -15,7 +15,7 @@ from model_families import small_model_of
 from torch import Tensor
 from transformers import AutoConfig
 
-from ludic.batches.packing import pack
+from ludic.training.batches.packing import pack
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import kernels_keep_borders
 from ludic.training.packed import by_sequence, run_at_once

@@ -14,12 +14,12 @@ from tiny_models import whole
 from tiny_runs import save_checkpoint
 
 from ludic.errors import FencedError, ModelError, NameTakenError, SchemaError
-from ludic.run_json import put_run, run_of
-from ludic.store import Cursor
-from ludic.store.attempts import checkpoint_to_resume, complete_checkpoints, folder_of, prune_checkpoints, start_attempt
-from ludic.store.claims import claim
-from ludic.store.filesystem import Storage
-from ludic.store.records import decode_json
+from ludic.root.attempts import checkpoint_to_resume, complete_checkpoints, folder_of, prune_checkpoints, start_attempt
+from ludic.root.claims import claim
+from ludic.root.json_records import decode_json
+from ludic.root.rows.reader import Cursor
+from ludic.root.storage.filesystem import Storage
+from ludic.run.run_json import put_run, run_of
 from ludic.training.checkpoint import load_checkpoint, take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.model import full_state_dict, shard

@@ -7,9 +7,8 @@ import pytest
 from forks import Forked
 from tiny_runs import fill, final_weights, ledger, query, train_here
 
-from ludic.store import latest_policy
-from ludic.store.attempts import checkpoint_ids, complete_checkpoints
-from ludic.store.policies import policy_versions, stored_versions
+from ludic.root.attempts import checkpoint_ids, complete_checkpoints
+from ludic.root.weights.policies import latest_policy, policy_versions, stored_versions
 
 pytestmark = pytest.mark.slow
 

@@ -6,12 +6,13 @@ from hashlib import sha256
 import pytest
 from tiny_runs import create_root, fill, ledger, train_here
 
-from ludic.by_name import read_packaged
-from ludic.code.consent import CodeUse, give_consent
-from ludic.code.kept import find_files
+from ludic.base.by_name import read_packaged
 from ludic.errors import QueryError
-from ludic.store import Root, read_attempt
-from ludic.store.code import keep_files
+from ludic.root.attempts import read_attempt
+from ludic.root.code import keep_files
+from ludic.root.root import Root
+from ludic.run.snapshots import find_files
+from ludic.settings.consent import CodeUse, give_consent
 
 ADVANTAGE = """
 def scaled(rollouts, *, by=1.0):

@@ -15,15 +15,16 @@ from strategies import changed, make_batch
 from tiny_runs import copied, create_root, make_model, query, train_here
 from transformers import AutoModelForCausalLM
 
-from ludic.batches.config import BatchConfig
-from ludic.batches.stream import BatchStream
+from ludic.app.launch.branch import branch_config
 from ludic.errors import ConfigError
-from ludic.launch.branch import branch_config
-from ludic.records import Rollout, RolloutBatch
-from ludic.store import RolloutWriter, Root
+from ludic.eval.what_if.rerun import rerun
+from ludic.records.rollout import Rollout, RolloutBatch
+from ludic.root.root import Root
+from ludic.root.rows.writer import RolloutWriter
+from ludic.training.batches.config import BatchConfig
+from ludic.training.batches.stream import BatchStream
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import replay_settings
-from ludic.what_if.rerun import rerun
 
 pytestmark = pytest.mark.slow
 

@@ -9,13 +9,13 @@ from safetensors.torch import load_file
 from tiny_runs import create_root, fill, make_model, query, train_here
 
 from ludic.adapters.exports.weights import export_weights
+from ludic.app.show.stats import collect_stats
 from ludic.errors import ConfigError
-from ludic.maintenance.verify import check_root
 from ludic.rollouts.config import Question
 from ludic.rollouts.sample import sample_run
-from ludic.show.stats import collect_stats
-from ludic.store import Root, fetch_policy
-from ludic.store.policies import stored_versions
+from ludic.root.maintenance.verify import check_root
+from ludic.root.root import Root
+from ludic.root.weights.policies import fetch_policy, stored_versions
 from ludic.training.config import TrainConfig
 
 pytestmark = pytest.mark.slow

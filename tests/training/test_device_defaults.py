@@ -9,12 +9,11 @@ from rich.console import Console
 from tiny_runs import fill, train_here
 from transformers import Qwen3Config
 
-from ludic.devices import MEMORY_VARIABLE
+from ludic.app.show.stats import describe_trainer
+from ludic.base.devices import MEMORY_VARIABLE
 from ludic.models.sizes import attention_tokens
-from ludic.run_config import RunConfig
-from ludic.show.stats import describe_trainer
-from ludic.store import read_attempt
-from ludic.store.attempts import start_attempt
+from ludic.root.attempts import read_attempt, start_attempt
+from ludic.run.config import RunConfig
 from ludic.training.config import ON_CPU, TrainConfig
 from ludic.training.device_defaults import Gpu, follow_device, with_defaults
 from ludic.training.inherited_settings import next_config
@@ -207,7 +206,7 @@ def test_the_reports_head_says_what_was_chosen():
 
 
 def test_the_panel_says_what_was_chosen(new_root, mesh):
-    from ludic.show.watch import Watcher
+    from ludic.app.show.watch import Watcher
 
     root = new_root()
     fill(root, num_files=4)

@@ -1,6 +1,6 @@
 import pytest
 
-from ludic.distributed import (
+from ludic.base.distributed import (
     broadcast_bytes,
     bytes_from_main,
     init_distributed,
@@ -11,7 +11,7 @@ from ludic.distributed import (
     run_on_main,
 )
 from ludic.errors import StalledError
-from ludic.store import LatestPolicy
+from ludic.root.json_records import LatestPolicy
 
 
 def test_one_process_is_a_group_of_one_without_torchrun(mesh):

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from ludic.batches.packing import TrainingSequence, pack
 from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.models.tiny import make_tiny_model
+from ludic.training.batches.packing import TrainingSequence, pack
 from ludic.training.logprobs import token_logprobs
 from ludic.training.losses import k3
 from ludic.training.model import load_model, load_sharded

@@ -11,12 +11,12 @@ import torch
 from tiny_runs import query
 
 import ludic
-from ludic.batches.packing import MicroBatch, PackedRagged, TrainingSequence, pack
 from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.models.tiny import make_tiny_model
-from ludic.schema.columns import Ragged, with_columns
+from ludic.records.columns import Ragged, with_columns
+from ludic.training.batches.packing import MicroBatch, PackedRagged, TrainingSequence, pack
 from ludic.training.logprobs import linear_logprobs, token_logprobs
 from ludic.training.model import load_model
 from ludic.training.reference import CachedReference, model_reference

@@ -7,8 +7,8 @@ from tiny_models import whole
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ludic.batches.packing import pack
 from ludic.errors import ModelError
+from ludic.training.batches.packing import pack
 from ludic.training.logprobs import check_head, linear_logprobs, token_logprobs
 from ludic.training.model import shard
 

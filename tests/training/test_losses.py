@@ -11,10 +11,10 @@ import pytest
 import torch
 from losses_by_hand import PAIRED, WIDE, batch_of, loss_and_gradient, with_bound
 
-from ludic.batches.packing import MicroBatch, Sequences, TrainingSequence, pack, pack_each
-from ludic.code.kinds import OBJECTIVE
-from ludic.schema.columns import Ragged, with_columns
-from ludic.settings import convert
+from ludic.records.columns import Ragged, with_columns
+from ludic.settings.kinds import OBJECTIVE
+from ludic.settings.table import convert
+from ludic.training.batches.packing import MicroBatch, Sequences, TrainingSequence, pack, pack_each
 from ludic.training.config import LossConfig
 from ludic.training.logprobs import linear_logprobs
 from ludic.training.losses import make_terms, rl_loss

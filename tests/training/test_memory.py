@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
-from ludic.batches.packing import TrainingSequence, pack
 from ludic.errors import ModelError
-from ludic.run_config import RunConfig
+from ludic.run.config import RunConfig
 from ludic.training import memory
+from ludic.training.batches.packing import TrainingSequence, pack
 from ludic.training.config import ModelConfig, TrainConfig
 from ludic.training.logprobs import PACKED_ATTENTION, token_logprobs
 from ludic.training.memory import (
@@ -325,5 +325,5 @@ def test_a_configuration_that_makes_no_model_is_refused() -> None:
 
 @pytest.mark.slow
 def test_it_needs_no_store() -> None:
-    code = "import sys, ludic.training.memory; sys.exit('ludic.store' in sys.modules)"
+    code = "import sys, ludic.training.memory; sys.exit('ludic.root' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=200).returncode == 0

@@ -8,17 +8,11 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from ludic.batches.packing import pack
 from ludic.errors import ModelError
 from ludic.models.weight_files import decoder_layers
+from ludic.training.batches.packing import pack
 from ludic.training.logprobs import register_token_logprobs, token_logprobs
-from ludic.training.model import (
-    copy_tokenizer,
-    full_state_dict,
-    load_model,
-    save_weights,
-    shard,
-)
+from ludic.training.model import copy_tokenizer, full_state_dict, load_model, save_weights, shard
 
 
 def logprobs(model, batch):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny_runs import fill, query, train_here, train_until_killed
 
-from ludic.store import read_attempt
-from ludic.store.catalogue import ATTEMPTS
+from ludic.root.attempts import read_attempt
+from ludic.root.catalogue import ATTEMPTS
 from ludic.training.inherited_settings import replay_settings
 from ludic.training.numerics import recorded_threads, warn_of_differences
 

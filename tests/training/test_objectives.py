@@ -8,10 +8,10 @@ import pytest
 import torch
 from losses_by_hand import PAIRED
 
-from ludic.batches.packing import TrainingSequence, pack
-from ludic.code.kinds import OBJECTIVE
 from ludic.errors import ConfigError
-from ludic.settings import convert, given, in_use, settings_of
+from ludic.settings.kinds import OBJECTIVE
+from ludic.settings.table import convert, given, in_use, settings_of
+from ludic.training.batches.packing import TrainingSequence, pack
 from ludic.training.config import LossConfig, Objective, TrainConfig
 from ludic.training.losses import rl_loss
 from ludic.training.step import shape_advantages
@@ -206,7 +206,7 @@ def test_settings_without_an_objective_are_those_of_the_default_one():
 
 
 def test_troubles_know_which_objectives_use_no_ratio() -> None:
-    """`ludic.troubles` is below the trainer, and so names them."""
-    from ludic import troubles
+    """`ludic.run.diagnostics` is below the trainer, and so names them."""
+    from ludic.run import diagnostics
 
-    assert {*troubles._WITHOUT_RATIO} == {each.name for each in get_args(Objective) if not each.needs_logprobs}
+    assert {*diagnostics._WITHOUT_RATIO} == {each.name for each in get_args(Objective) if not each.needs_logprobs}

@@ -18,9 +18,9 @@ from transformers import (
 )
 from transformers.utils import TransformersKwargs
 
-from ludic.batches.packing import TrainingSequence, pack
 from ludic.models.families import logprobs_alone
 from ludic.training import packed as kernel
+from ludic.training.batches.packing import TrainingSequence, pack
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import shard
 from ludic.training.packed import PACKED_ATTENTION, flash_arguments, packed_arguments

@@ -8,7 +8,7 @@ import pytest
 import torch
 from losses_by_hand import batch_of, loss_and_gradient
 
-from ludic.schema.columns import with_columns
+from ludic.records.columns import with_columns
 from ludic.training.config import LossConfig, TrainConfig
 from ludic.training.losses import rl_loss
 from ludic.training.presets import load_algorithm

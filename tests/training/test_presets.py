@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from ludic.code.kinds import ALGORITHM, OBJECTIVE
 from ludic.errors import ConfigError
-from ludic.sql.library import load_advantage, load_filter
+from ludic.root.sql.library import load_advantage, load_filter
+from ludic.settings.kinds import ALGORITHM, OBJECTIVE
 from ludic.training.config import TrainConfig
 from ludic.training.presets import DIALS, load_algorithm, nearest_algorithm
 

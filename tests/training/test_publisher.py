@@ -7,10 +7,10 @@ import pytest
 from tiny_runs import fill, train_config
 
 from ludic.errors import FencedError, StoreError
-from ludic.store import LatestPolicy, latest_policy, point_latest, start_attempt
-from ludic.store.attempts import complete_checkpoints
-from ludic.store.catalogue import LATEST
-from ludic.store.policies import PolicyWriter, policy_versions, stored_versions
+from ludic.root.attempts import complete_checkpoints, start_attempt
+from ludic.root.catalogue import LATEST
+from ludic.root.json_records import LatestPolicy
+from ludic.root.weights.policies import PolicyWriter, latest_policy, point_latest, policy_versions, stored_versions
 from ludic.training.publisher import Publisher
 from ludic.training.trainer import train
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 from tiny_runs import fill, make_model, query, train_here
 
-from ludic.batches.packing import Sequences, cap, pack
 from ludic.errors import ConfigError, SchemaError
-from ludic.maintenance.verify import check_root
 from ludic.models.lora import add_adapters
-from ludic.schema import arrow_schema
-from ludic.store.parquet import encode_plain
-from ludic.store.tables import read_reference, read_reference_index, write_reference
+from ludic.records.tables import arrow_schema
+from ludic.root.maintenance.verify import check_root
+from ludic.root.rows.parquet import encode_plain
+from ludic.root.rows.tables import read_reference, read_reference_index, write_reference
+from ludic.training.batches.packing import Sequences, cap, pack
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import replay_settings
 from ludic.training.model import load_model, load_sharded, shard

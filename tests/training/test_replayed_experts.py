@@ -12,17 +12,17 @@ from tiny_runs import query, train_here
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import ludic
-from ludic.batches.packing import MicroBatch, TrainingSequence, pack
+from ludic.app.launch.roots import start_like
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.errors import ConfigError, ModelError
-from ludic.launch.roots import start_like
 from ludic.models.experts import Routers
 from ludic.models.families import shrink, spread
 from ludic.models.tiny import make_tiny_model
-from ludic.store import Root
-from ludic.store.policies import policy_folder, policy_versions
+from ludic.root.root import Root
+from ludic.root.weights.policies import policy_folder, policy_versions
+from ludic.training.batches.packing import MicroBatch, TrainingSequence, pack
 from ludic.training.inherited_settings import replay_settings
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import load_model

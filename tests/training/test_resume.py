@@ -22,10 +22,19 @@ from tiny_runs import (
 
 import ludic
 from ludic.errors import FencedError, NameTakenError, OwnedError
-from ludic.sql import run_checks
-from ludic.store import Root, attempts, latest_policy, newest_attempt_id, start_attempt
-from ludic.store.attempts import checkpoint_ids, checkpoint_to_resume, complete_checkpoints, newest_attempt
-from ludic.store.claims import claim, read_lease
+from ludic.root import attempts
+from ludic.root.attempts import (
+    checkpoint_ids,
+    checkpoint_to_resume,
+    complete_checkpoints,
+    newest_attempt,
+    newest_attempt_id,
+    start_attempt,
+)
+from ludic.root.claims import claim, read_lease
+from ludic.root.root import Root
+from ludic.root.sql.library import run_checks
+from ludic.root.weights.policies import latest_policy
 from ludic.training import ownership
 from ludic.training.trainer import train
 
@@ -327,7 +336,7 @@ def test_a_trainer_that_is_killed_holds_nobody_up(new_root, straight, tmp_path):
     fill(root, num_files=4)
     script = tmp_path / "die.py"
     script.write_text(
-        "import os, sys, tiny_runs; from ludic.store import Root\n"
+        "import os, sys, tiny_runs; from ludic.root import Root\n"
         "tiny_runs.train_here(Root.open(sys.argv[1]), num_steps=6, lease_s=600, report=lambda s, r: os._exit(9))\n"
     )
     assert Forked([script, root.url], tmp_path / "log").wait(240) == 9

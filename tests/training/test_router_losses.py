@@ -12,8 +12,8 @@ from tiny_runs import create_root, fill, query, train_here
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig
 
-from ludic.batches.packing import pack
 from ludic.errors import ModelError
+from ludic.training.batches.packing import pack
 from ludic.training.config import LossConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import shard

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ludic.batches.packing import TrainingSequence, pack
-from ludic.settings import convert
+from ludic.settings.table import convert
+from ludic.training.batches.packing import TrainingSequence, pack
 from ludic.training.config import LossConfig, Reinforce
 from ludic.training.step import shape_advantages
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ludic.models.lora import add_adapters
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 pytestmark = pytest.mark.slow
 

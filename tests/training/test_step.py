@@ -7,10 +7,10 @@ import pytest
 import torch
 from tiny_models import whole
 
-from ludic.batches.packing import assign, pack
 from ludic.errors import TrainingError
-from ludic.schema.columns import with_columns
-from ludic.settings import convert
+from ludic.records.columns import with_columns
+from ludic.settings.table import convert
+from ludic.training.batches.packing import assign, pack
 from ludic.training.config import LossConfig, TrainConfig
 from ludic.training.losses import rl_loss
 from ludic.training.model import shard

@@ -14,8 +14,8 @@ from tiny_runs import create_root, fill, make_model, query, train_here, train_un
 from transformers import AutoModelForCausalLM
 
 import ludic
-from ludic.store import Root
-from ludic.store.tables import round_to_11_bits
+from ludic.root.root import Root
+from ludic.root.rows.tables import round_to_11_bits
 
 CLIP = 1e-3
 """So narrow that the first step, whose rollouts are drawn at random, clips about half of the tokens."""

@@ -12,11 +12,12 @@ from strategies import make_batch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_runs import ledger, train_here, train_until_killed
 
-from ludic.code.kinds import TRACKER
 from ludic.errors import ConfigError
-from ludic.store import RolloutWriter, Root
-from ludic.store.attempts import newest_attempt
-from ludic.store.evaluations import BlockClaims, SampleBlock, evaluation_of, put_evaluation
+from ludic.root.attempts import newest_attempt
+from ludic.root.root import Root
+from ludic.root.rows.evaluations import BlockClaims, SampleBlock, evaluation_of, put_evaluation
+from ludic.root.rows.writer import RolloutWriter
+from ludic.settings.kinds import TRACKER
 from ludic.training import tracking
 from ludic.training.config import TrackerConfig
 from ludic.training.tracking import FinishedEvaluations, Sample, TrackedRun, TrackerLog, send_evaluations

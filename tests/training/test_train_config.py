@@ -4,8 +4,8 @@ import sys
 import pytest
 import torch
 
-from ludic.batches.config import BatchConfig
 from ludic.errors import ConfigError
+from ludic.training.batches.config import BatchConfig
 from ludic.training.config import CheckpointConfig, LossConfig, ModelConfig, OptimizerConfig, PpoClip, TrainConfig
 from ludic.training.model import compute_dtype
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from tiny_runs import GROUP_SIZE, GROUPS_PER_BATCH, create_root, fill, ledger, query, train_config, train_here
 
-from ludic.distributed import num_ranks
+from ludic.base.distributed import num_ranks
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.errors import FencedError, QueryError, StalledError
-from ludic.maintenance.verify import check_root
 from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.worker import WorkerConfig, run_worker
-from ludic.store import Root, latest_policy, newest_attempt_id, start_attempt
-from ludic.store.attempts import complete_checkpoints, folder_of
-from ludic.store.policies import policy_versions
-from ludic.store.tables import POPULATIONS
+from ludic.root.attempts import complete_checkpoints, folder_of, newest_attempt_id, start_attempt
+from ludic.root.maintenance.verify import check_root
+from ludic.root.root import Root
+from ludic.root.rows.tables import POPULATIONS
+from ludic.root.weights.policies import latest_policy, policy_versions
 from ludic.training.flops import model_cost, step_flops
 from ludic.training.model import load_model
 from ludic.training.trainer import train

@@ -7,7 +7,7 @@ import torch
 from forks import run_ranks
 from safetensors.torch import load_file
 
-from ludic.code.kinds import OBJECTIVE
+from ludic.settings.kinds import OBJECTIVE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -16,17 +16,9 @@ import torch.distributed as dist
 from conftest import random_model, random_sequences, train
 from torch.optim import SGD
 
-from ludic.batches.packing import pack
-from ludic.distributed import (
-    broadcast_bytes,
-    init_distributed,
-    is_main,
-    rank,
-    run_on_all,
-    run_on_main,
-    shut_down,
-)
+from ludic.base.distributed import broadcast_bytes, init_distributed, is_main, rank, run_on_all, run_on_main, shut_down
 from ludic.errors import StalledError, TrainingError
+from ludic.training.batches.packing import pack
 from ludic.training.config import TrainConfig
 from ludic.training.model import shard
 from ludic.training.step import train_step

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ludic.installed import is_installed
+from ludic.base.installed import is_installed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,20 +11,21 @@ import pytest
 from tiny_models import committed_rows, make_model, publish
 
 import ludic
-from ludic.demos.calculator import open_demo as open_agents_demo
-from ludic.demos.calculator import rl_config, warm_start
-from ludic.demos.words import OTHER_WORDS, keep_new_model
+from ludic.app.demos.calculator import open_demo as open_agents_demo
+from ludic.app.demos.calculator import rl_config, warm_start
+from ludic.app.demos.words import OTHER_WORDS, keep_new_model
+from ludic.app.launch.config import LaunchConfig
+from ludic.app.launch.local import launch
+from ludic.app.launch.sample import work
 from ludic.engines.config import EngineConfig
 from ludic.environments.moar_cats import WORDS
-from ludic.launch.config import LaunchConfig
-from ludic.launch.local import launch
-from ludic.launch.work import work
 from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.config import WorkerConfig
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
-from ludic.store import Root, latest_policy
-from ludic.store.catalogue import MODEL
+from ludic.root.catalogue import MODEL
+from ludic.root.root import Root
+from ludic.root.weights.policies import latest_policy
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
 
 pytestmark = pytest.mark.slow
 

@@ -21,16 +21,17 @@ from vllm_servers import RECOMMENDED, VllmServer, running_servers
 
 import ludic
 from benchmarks.ports import free_port
-from ludic.demos.words import demo_config, open_demo
+from ludic.app.demos.words import demo_config, open_demo
 from ludic.engines.engine import generate_all
 from ludic.engines.server_engine import ServerEngine
 from ludic.errors import ModelError
 from ludic.models.families import logprobs_alone
 from ludic.models.weight_files import load_config, load_pretrained
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
-from ludic.settings import to_flags
-from ludic.store import Root, latest_policy
+from ludic.root.root import Root
+from ludic.root.weights.policies import latest_policy
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
+from ludic.settings.table import to_flags
 
 pytestmark = [
     pytest.mark.slow,

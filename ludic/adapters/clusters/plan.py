@@ -12,23 +12,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ludic.children import SAFE_ENVIRONMENT, python_words
-from ludic.defaults import ENGINE
-from ludic.engines.config import EngineConfig
+from ludic.app import (
+    ENVIRONMENT,
+    KILL_AFTER_S,
+    ClusterConfig,
+    LaunchConfig,
+    Machine,
+    ServeConfig,
+    Settings,
+    args_of_ranks,
+    plan,
+    stop_variables,
+    url_anywhere,
+)
+from ludic.base import ENGINE, SAFE_ENVIRONMENT, python_words, secrets_of
+from ludic.engines import EngineConfig
 from ludic.errors import ConfigError, ModelError, one_line
-from ludic.launch.config import ClusterConfig, LaunchConfig, ServeConfig
-from ludic.launch.plan import Machine, Settings, plan
-from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
-from ludic.launch.roots import url_anywhere
-from ludic.launch.train import args_of_ranks
-from ludic.masking import secrets_of
-from ludic.models.first_model import first_config
-from ludic.models.weight_files import load_config
-from ludic.run_json import run_of
+from ludic.models import load_config
+from ludic.root import Root
+from ludic.root.weights import first_config
+from ludic.run import run_of
 from ludic.settings import SettingsError, settings_of, to_flags
-from ludic.store import Root
-from ludic.training.config import TrainConfig
-from ludic.training.inherited_settings import next_config
+from ludic.training import TrainConfig, next_config
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from ludic.adapters.clusters.plan import MAX_RESTARTS, PORT, ClusterPlan, System
-from ludic.launch.config import MAX_HOURS, NAME, ClusterConfig, ClusterSystem
-from ludic.paths import is_url
-from ludic.store.catalogue import LOGS
+from ludic.app import MAX_HOURS, NAME, ClusterConfig, ClusterSystem
+from ludic.base import is_url
+from ludic.root import LOGS
 
 # --- Slurm -----------------------------------------------------------------------------------------------
 

@@ -11,12 +11,12 @@ import weakref
 from functools import partial
 from typing import Any
 
-from ludic.code.run import describe, only_exceptions
-from ludic.environments.environment import Example, Family, Split, Transition
-from ludic.environments.splits import draw
+from ludic.base import is_installed, module_file, package_of, require
+from ludic.environments import Example, Family, Split, Transition, draw
 from ludic.errors import ConfigError
-from ludic.installed import is_installed, module_file, package_of, require
 from ludic.records import Message
+from ludic.settings import only_exceptions
+from ludic.settings.user_code import describe
 
 PREFIX = "gymnasium/"
 _INTEGER = re.compile(r"[-+]?\d{1,18}")

@@ -20,10 +20,9 @@ from math import isfinite
 from random import Random
 from typing import Any
 
-from ludic.environments.environment import Example, Family, Score, Split
-from ludic.environments.splits import draw
+from ludic.base import name_and_version
+from ludic.environments import Example, Family, Score, Split, draw
 from ludic.errors import ConfigError, unknown_name
-from ludic.installed import name_and_version
 from ludic.records import Message, comparable_reward
 
 # acre mixes its kinds of question by shares of the dataset's size; 5 is the smallest size with all kinds.

@@ -16,12 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ludic.code.run import describe
-from ludic.environments.environment import Example, Family, Split, Transition
-from ludic.environments.splits import draw
+from ludic.base import is_installed, name_and_version, require
+from ludic.environments import Example, Family, Split, Transition, draw
 from ludic.errors import ConfigError
-from ludic.installed import is_installed, name_and_version, require
 from ludic.records import Message
+from ludic.settings.user_code import describe
 
 PREFIX = "textarena/"
 _VARIANTS = ("-train", "-raw")

@@ -16,12 +16,11 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ludic.code.run import failure_of, only_exceptions
-from ludic.environments.environment import Example, Family, Split, Transition
-from ludic.environments.splits import nth
+from ludic.base import installed_version, is_installed, module_file, package_of, require
+from ludic.environments import Example, Family, Split, Transition, nth
 from ludic.errors import ConfigError
-from ludic.installed import installed_version, is_installed, module_file, package_of, require
 from ludic.records import Message, ToolCall
+from ludic.settings import failure_of, only_exceptions
 
 if TYPE_CHECKING:
     from ludic.adapters.environments.verifiers_turns import EnvironmentTurn, Loaded, VerifiersEpisode

@@ -27,10 +27,9 @@ from typing import Any
 import verifiers as vf
 
 from ludic.adapters.environments.verifiers_turns import TurnChannel, VerifiersOutcome, plain
-from ludic.environments.environment import Example, Split
-from ludic.environments.splits import partition
+from ludic.base import installed_version
+from ludic.environments import Example, Split, partition
 from ludic.errors import ConfigError
-from ludic.installed import installed_version
 
 _NEEDS = {
     "SandboxEnv": "a sandbox",

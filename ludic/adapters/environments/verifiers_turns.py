@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ludic.code.run import only_exceptions
-from ludic.environments.environment import Example, Split
+from ludic.environments import Example, Split
 from ludic.errors import ConfigError
 from ludic.records import ROLES, Message, ToolCall
+from ludic.settings import only_exceptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

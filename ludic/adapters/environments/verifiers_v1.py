@@ -31,10 +31,9 @@ from verifiers.v1.state import state_cls
 from verifiers.v1.utils.decorators import discover_decorated, invoke
 
 from ludic.adapters.environments.verifiers_turns import TurnChannel, VerifiersOutcome, plain
-from ludic.environments.environment import Example, Split
-from ludic.environments.splits import partition
+from ludic.base import read_json
+from ludic.environments import Example, Split, partition
 from ludic.errors import ConfigError
-from ludic.model_json import read_json
 from ludic.records import ToolCall, add_rewards
 
 # --- Loading ---------------------------------------------------------------------------------------------

@@ -18,18 +18,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ludic.adapters.exports.targets import given_folder
-from ludic.defaults import Track, untracked
+from ludic.app import interval_text
+from ludic.base import Part, Result, Track, installed_version, plural, read_json, require, untracked
 from ludic.errors import ConfigError, one_line
-from ludic.eval.config import MeasureConfig
-from ludic.eval.numbers import Chosen, Samples, numbers
-from ludic.installed import installed_version, require
-from ludic.model_json import read_json
-from ludic.results import Part, Result, plural
-from ludic.run_config import SAMPLING
-from ludic.show.evaluations import interval_text
-from ludic.sql import connect
-from ludic.sql.reports import figure
-from ludic.store import Root
+from ludic.eval import Chosen, MeasureConfig, Samples, numbers
+from ludic.root import Root
+from ludic.root.sql import connect, figure
+from ludic.run import SAMPLING
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalResults, EvalSample

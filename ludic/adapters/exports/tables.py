@@ -26,15 +26,12 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from ludic.adapters.exports.targets import given_folder
-from ludic.defaults import Track, untracked
+from ludic.base import Part, Result, Track, plural, untracked
 from ludic.errors import ConfigError, LudicError, SchemaError, StoreError, one_line
-from ludic.results import Part, Result, plural
-from ludic.schema import rollouts_schema
+from ludic.records import rollouts_schema
+from ludic.root import DELTA_LOGS, ICEBERG, Root
+from ludic.root.rows import Folder, RolloutFile, current_files, open_parquet
 from ludic.settings import SettingsError
-from ludic.store import RolloutFile, Root
-from ludic.store.catalogue import DELTA_LOGS, ICEBERG
-from ludic.store.files import Folder, current_files
-from ludic.store.parquet import open_parquet
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema

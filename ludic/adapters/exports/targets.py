@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import BinaryIO
 
-from ludic.paths import local_path
+from ludic.base import local_path
 from ludic.settings import SettingsError
 
 

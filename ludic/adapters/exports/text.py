@@ -11,15 +11,13 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from ludic.base import Part, Result, local_path, open_sink, plain_rows, plural, write_jsonl
 from ludic.errors import ConfigError
-from ludic.paths import local_path
-from ludic.results import Part, Result, plural
-from ludic.row_files import open_sink, plain_rows, write_jsonl
-from ludic.schema import resolve_row
+from ludic.records import resolve_row
+from ludic.root import Root
+from ludic.root.rows import Folder, whole_rows
+from ludic.root.sql import open_result
 from ludic.settings import SettingsError
-from ludic.sql.query import open_result
-from ludic.store import Root
-from ludic.store.files import Folder, whole_rows
 
 _ROWS_A_BATCH = 64
 

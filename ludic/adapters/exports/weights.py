@@ -14,20 +14,31 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ludic.adapters.exports.targets import given_url
+from ludic.base import ADAPTER_CONFIG, Part, Result, check_model_folder, plural, size, temporary_folder
 from ludic.errors import ConfigError
-from ludic.models.first_model import first_model, first_tokenizer, write_files
-from ludic.models.folder_check import ADAPTER_CONFIG, check_model_folder
-from ludic.models.lora import ADAPTER_WEIGHTS, merge_adapter
-from ludic.results import Part, Result, plural, size
-from ludic.store import Root
-from ludic.store.attempts import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids, newest_attempt_id
-from ludic.store.catalogue import POLICIES
-from ludic.store.filesystem import Storage
-from ludic.store.local import follow_umask
-from ludic.store.policies import copy_policy, has_weights, policy_folder, stored_versions
-from ludic.store.weights import MANIFEST, check_folder
-from ludic.temporary import temporary_folder
-from ludic.training.model import full_state_dict, load_model, save_weights
+from ludic.models import ADAPTER_WEIGHTS, merge_adapter
+from ludic.root import (
+    MARKER,
+    POLICIES,
+    Root,
+    checkpoint_folder,
+    checkpoint_id_to_resume,
+    checkpoint_ids,
+    newest_attempt_id,
+)
+from ludic.root.storage import Storage, follow_umask
+from ludic.root.weights import (
+    MANIFEST,
+    check_folder,
+    copy_policy,
+    first_model,
+    first_tokenizer,
+    has_weights,
+    policy_folder,
+    stored_versions,
+    write_files,
+)
+from ludic.training import full_state_dict, load_model, save_weights
 
 _OURS = (MARKER, MANIFEST, POLICIES.file, "optimizer.safetensors", "random.safetensors")
 _MOST_NAMED = 12

@@ -17,14 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ludic.agents.transcript import NO_ARRAYS, Transcript, TranscriptBuilder
+from ludic.agents import NO_ARRAYS, Transcript, TranscriptBuilder
 from ludic.errors import LudicError, RefusedRecordError, renamed
-from ludic.messages import ReadMessages, check_text, read_messages
-from ludic.models.encoding import encode, encode_all
-from ludic.models.tokenizer import Tokenizer
-from ludic.models.turns import Turn, TurnFinder
-from ludic.records import AgentStep, FinishReason, HasTokens, Message
-from ludic.schema.columns import Columns
+from ludic.models import Tokenizer, Turn, TurnFinder, encode, encode_all
+from ludic.records import AgentStep, Columns, FinishReason, HasTokens, Message, ReadMessages, check_text, read_messages
 
 GetTokenizer = Callable[[], Tokenizer]
 """Loads the tokenizer; called when the first text must be encoded."""

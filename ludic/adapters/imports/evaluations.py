@@ -15,11 +15,10 @@ from typing import Any
 
 from ludic.adapters.imports.episodes import Conversation, ImportedEpisode, Texts, wanted_text
 from ludic.adapters.imports.records import ImportRecord, NumberedRecords, open_file, read_records
+from ludic.base import require, temporary_folder
 from ludic.errors import ConfigError, RefusedRecordError, one_line
-from ludic.installed import require
-from ludic.messages import refusal
-from ludic.run_config import SAMPLING
-from ludic.temporary import temporary_folder
+from ludic.records import refusal
+from ludic.run import SAMPLING
 
 LARGEST_MEMBER = 1 << 30
 """Maximum bytes of one sample of an inspect_ai log, decompressed."""

@@ -33,15 +33,11 @@ from ludic.adapters.complaints import Complaints
 from ludic.adapters.imports.formats import ImportFormat
 from ludic.adapters.imports.importing import identity, importer
 from ludic.adapters.imports.records import UNKNOWN, FileState, open_file, read_records, read_state
-from ludic.data_files import is_lines
-from ludic.defaults import Track, untracked
+from ludic.app import Imported, said_of
+from ludic.base import Track, is_lines, is_url, untracked
 from ludic.errors import ConfigError, MissingRootError, StoreError
-from ludic.operations.outcomes import Imported, said_of
-from ludic.paths import is_url
+from ludic.root import IMPORTED, IMPORTED_BY, IMPORTS, ImportReport, Root
 from ludic.settings import check_url
-from ludic.store import Root
-from ludic.store.catalogue import IMPORTED, IMPORTS
-from ludic.store.records import IMPORTED_BY, ImportReport
 
 logger = logging.getLogger("ludic.import")
 

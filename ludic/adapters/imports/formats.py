@@ -1,4 +1,4 @@
-"""Formats of other programs: one function each, from a record to an episode, named in ludic.code.kinds.
+"""Formats of other programs: one function each, from a record to an episode, named in ludic.settings.kinds.
 
 A function takes a Record, which is a row of a data file, and returns an Episode, or several. A user's own
 function, in a file, is named as path/to/file.py:function. Pure, except for loading that file. Raises ConfigError if
@@ -36,15 +36,22 @@ from ludic.adapters.imports.records import (
     read_records,
     to_array,
 )
-from ludic.agents.transcript import CompletionSpan, RowBuilder
-from ludic.code.kinds import FORMAT, find, find_own, packaged_part
-from ludic.code.run import describe, describe_failure
-from ludic.data_files import is_data_file
+from ludic.agents import CompletionSpan, RowBuilder
+from ludic.base import is_data_file, module_file
 from ludic.errors import ConfigError, RefusedRecordError
-from ludic.installed import module_file
-from ludic.messages import read_messages, read_tools, refusal
-from ludic.records import AgentStep, FinishReason, Message, Purpose, WeightSpan, add_rewards
-from ludic.user_files import UserFile, digest
+from ludic.records import (
+    AgentStep,
+    FinishReason,
+    Message,
+    Purpose,
+    WeightSpan,
+    add_rewards,
+    read_messages,
+    read_tools,
+    refusal,
+)
+from ludic.settings import FORMAT, UserFile, describe_failure, digest, find, find_own, packaged_part
+from ludic.settings.user_code import describe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

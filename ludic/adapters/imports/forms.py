@@ -1,8 +1,8 @@
 """Read the forms in which files hold conversations and pairs of answers, as records of the format jsonl.
 
 A row's fields say its form; a file has one. The rows of `ludic.sft` and `ludic.dpo` and the records of
-`ludic import --from jsonl` are read here, and their messages by ludic.messages. Pure. Raises RefusedRecordError for a
-record, ConfigError for a file, whose texts name the row, the field, what was found and what was wanted.
+`ludic import --from jsonl` are read here, and their messages by ludic.records.messages. Pure. Raises RefusedRecordError
+for a record, ConfigError for a file, whose texts name the row, the field, what was found and what was wanted.
 """
 
 import json
@@ -15,11 +15,10 @@ from typing import Any
 from msgspec import to_builtins
 
 from ludic.adapters.imports.episodes import wanted_text
+from ludic.base import plural
 from ludic.errors import ConfigError, RefusedRecordError
-from ludic.messages import MEDIA, marked, read_messages, read_tools, refusal
-from ludic.records import ROLES, Message
-from ludic.results import plural
-from ludic.store.records import OWN_FORM
+from ludic.records import MEDIA, ROLES, Message, marked, read_messages, read_tools, refusal
+from ludic.root import OWN_FORM
 
 FormRow = Mapping[str, Any]
 Messages = list[dict[str, Any]]

@@ -29,12 +29,31 @@ from typing import Any
 from ludic.adapters.imports.episodes import GetStopTokens, GetTokenizer, ImportedEpisode, ImportedRow, Texts, rows_of
 from ludic.adapters.imports.formats import ImportFormat, load_format
 from ludic.adapters.imports.records import ImportRecord, as_texts, open_file, read_records, read_state
-from ludic.code.run import only_exceptions
-from ludic.data_files import is_lines
-from ludic.defaults import Track, untracked
+from ludic.base import Track, is_lines, is_url, untracked
 from ludic.errors import ConfigError, LudicError, ModelError, NameTakenError, RefusedRecordError
-from ludic.models.chat import read_tokenizer
-from ludic.models.first_model import (
+from ludic.models import Tokenizer, read_tokenizer
+from ludic.records import (
+    CAPTURES,
+    WITHOUT_LOGPROBS,
+    Rollout,
+    RolloutBatch,
+    RolloutGroup,
+    RolloutMetadata,
+    find_problems,
+)
+from ludic.root import (
+    IMPORTED,
+    IMPORTED_BY,
+    IMPORTS,
+    ImportBegun,
+    ImportName,
+    ImportReport,
+    Refusal,
+    Root,
+    encode_record,
+)
+from ludic.root.rows import Folder, RolloutWriter
+from ludic.root.weights import (
     first_config,
     first_small_files,
     is_hub_id,
@@ -43,17 +62,8 @@ from ludic.models.first_model import (
     stop_tokens_of,
     vocabulary_of,
 )
-from ludic.models.tokenizer import Tokenizer
-from ludic.paths import is_url
-from ludic.recording.rows import SAMPLED_WITH, episode_columns, example_id, row_arrays
-from ludic.records import WITHOUT_LOGPROBS, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root, run_of
-from ludic.schema.validation import CAPTURES, find_problems
-from ludic.store import RolloutWriter, Root
-from ludic.store.catalogue import IMPORTED, IMPORTS, ImportName
-from ludic.store.files import Folder
-from ludic.store.records import IMPORTED_BY, ImportBegun, ImportReport, Refusal, encode_record
+from ludic.run import SAMPLED_WITH, RunConfig, create_root, episode_columns, example_id, row_arrays, run_of
+from ludic.settings import only_exceptions
 
 LOGPROBS_ABSENT: Mapping[str, str] = {"logprobs": "absent"}
 """Metadata of rollouts that an import before rollouts 1.8 made without logprobs, which an export of them has, too."""

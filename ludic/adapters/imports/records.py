@@ -1,4 +1,5 @@
-"""Read the records of a file of another program, in any container of ludic.data_files, and their fields with types.
+"""Read the records of a file of another program, in any container of ludic.base.data_files, and their fields with
+types.
 
 Reads a local path or any fsspec URL. Raises ConfigError if the file can't be read, RefusedRecordError if a field can't
 be used: its text gives the field, the value that was found, and the type that was wanted.
@@ -16,10 +17,9 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 
-from ludic.data_files import read_rows, table_rows
+from ludic.base import read_rows, table_rows
 from ludic.errors import ConfigError, RefusedRecordError
-from ludic.messages import refusal
-from ludic.schema.columns import ArrayColumn, Columns, Ragged, array_columns
+from ludic.records import ArrayColumn, Columns, Ragged, array_columns, refusal
 from ludic.settings import check_url
 
 NumberedRecords = Iterator[tuple[int, dict[str, Any] | str]]

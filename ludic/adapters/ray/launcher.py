@@ -12,24 +12,30 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ludic.code.consent import CodeSettings
-from ludic.engines.config import EngineConfig
+from ludic.app import (
+    LaunchConfig,
+    Watcher,
+    check_launch,
+    last_step,
+    open_view,
+    other_location,
+    predecessor,
+    url_anywhere,
+    worker_settings,
+)
+from ludic.base import require
+from ludic.engines import EngineConfig
 from ludic.errors import ConfigError
-from ludic.installed import require
-from ludic.launch.config import LaunchConfig
-from ludic.launch.local import check_launch, predecessor, worker_settings
-from ludic.launch.roots import other_location, url_anywhere
-from ludic.launch.train import last_step
-from ludic.run_json import run_of
-from ludic.show.watch import Watcher, open_view
-from ludic.store import Root
-from ludic.training.config import TrainConfig
+from ludic.root import Root
+from ludic.run import run_of
+from ludic.settings import CodeSettings
+from ludic.training import TrainConfig
 
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from ludic.adapters.ray.processes import RayWorkers
-    from ludic.launch.local import Launcher
+    from ludic.app import Launcher
 
 _NAMESPACE = "ludic"
 _POLL_S = 0.5
@@ -77,7 +83,7 @@ def launch(
 ) -> int:
     """Run all processes on a Ray cluster until the trainer is done; returns the last step trained.
 
-    Raises as ludic.launch.local.launch does, and ConfigError if Ray is not installed or the cluster is not found.
+    Raises as ludic.app.launch.local.launch does, and ConfigError if Ray is not installed or the cluster is not found.
     """
     num_workers = run_of(root).num_workers
     check_launch(config, processes, engine, num_workers)

@@ -23,16 +23,22 @@ import ray
 from ray import train as ray_train
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from ludic.code.consent import CodeSettings
-from ludic.distributed import BACKENDS
+from ludic.app import (
+    ENVIRONMENT,
+    KILL_AFTER_S,
+    ProcessDiedError,
+    newest_checkpoint,
+    predecessor,
+    stop_variables,
+    supervise,
+    train_in_process,
+    worker_process,
+)
+from ludic.base import BACKENDS, temporary_folder
 from ludic.errors import FencedError, LudicError, OwnedError, one_line
-from ludic.launch.local import newest_checkpoint, predecessor, worker_process
-from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
-from ludic.launch.supervisor import ProcessDiedError, supervise
-from ludic.launch.train import train_in_process
-from ludic.store import Root
-from ludic.temporary import temporary_folder
-from ludic.training.config import TrainConfig
+from ludic.root import Root
+from ludic.settings import CodeSettings
+from ludic.training import TrainConfig
 
 logger = logging.getLogger(__name__)
 

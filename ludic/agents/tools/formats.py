@@ -19,12 +19,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from ludic.agents.tools.xml_calls import CALL, EXAMPLE, FUNCTION, Tools, UnreadableError, near, read_calls, skip_space
-from ludic.code.kinds import TOOL_FORMAT, find, unknown
+from ludic.base import find_json, read_json, storable
 from ludic.errors import ModelError
-from ludic.model_json import find_json, read_json
-from ludic.models.chat import render_text
-from ludic.printable import storable
+from ludic.models import render_text
 from ludic.records import Message, ToolCall
+from ludic.settings import TOOL_FORMAT, find
+from ludic.settings.kinds import unknown
 
 DEFAULT_FORMAT = "hermes"
 """Default format, if the chat template does not show one."""

@@ -27,9 +27,8 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ludic.children import describe_end, python_words, start_python_in_loop
+from ludic.base import describe_end, python_words, start_python_in_loop, temporary_folder
 from ludic.errors import ToolError
-from ludic.temporary import temporary_folder
 
 # Limits are set by the child before it becomes the interpreter: a function between fork and exec may hang in a process
 # with threads. A hard limit can't be raised again, except by root.

@@ -20,10 +20,9 @@ from threading import Lock, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
-from ludic.code.run import describe
+from ludic.base import keep_secret, mask, require
 from ludic.errors import ConfigError, ToolError
-from ludic.installed import require
-from ludic.masking import keep_secret, mask
+from ludic.settings.user_code import describe
 
 CONNECT_LIMIT_S = 60.0
 """Seconds for a server to start and to list its tools."""

@@ -11,13 +11,10 @@ from typing import Any
 
 from ludic.agents.tools.mcp import McpServer, check_server
 from ludic.agents.tools.toolbox import Tool, make_validator
-from ludic.code.kinds import TOOL, check, find
-from ludic.code.waits import in_thread
-from ludic.environments.environment import is_tool
-from ludic.environments.limits import HeldEnvironment
-from ludic.environments.single_turn import SingleTurn
+from ludic.environments import HeldEnvironment, SingleTurn, is_tool
 from ludic.errors import ConfigError, one_line
-from ludic.user_files import MCP, NO_FILES, Files, file_of
+from ludic.settings import MCP, NO_FILES, TOOL, Files, file_of, find, in_thread
+from ludic.settings.kinds import check
 
 
 def check_tools(names: Sequence[str], files: Files = NO_FILES) -> None:

@@ -12,12 +12,11 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-from ludic.code.run import CodeFailure, describe, failure_of, only_exceptions
-from ludic.code.waits import finished
+from ludic.base import read_json, shortened, storable
 from ludic.errors import ConfigError, ToolError, unknown_name
-from ludic.model_json import read_json
-from ludic.printable import shortened, storable
 from ludic.records import ToolCall
+from ludic.settings import CodeFailure, failure_of, finished, only_exceptions
+from ludic.settings.user_code import describe
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ludic.model_json import find_json
+from ludic.base import find_json
 
 EXAMPLE = "<tool_call>\n<function=TOOL>\n<parameter=NAME>\nVALUE\n</parameter>\n</function>\n</tool_call>"
 CALL, END_OF_CALL = "<tool_call>", "</tool_call>"

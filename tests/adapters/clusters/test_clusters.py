@@ -31,16 +31,16 @@ import ludic
 from ludic.adapters.clusters import systems
 from ludic.adapters.clusters.plan import ClusterPlan, make_plan
 from ludic.adapters.clusters.systems import kubernetes_files, slurm_files
-from ludic.children import SAFE_ENVIRONMENT
-from ludic.code.kinds import CLUSTER_SYSTEM, find
+from ludic.app.launch.config import ClusterConfig
+from ludic.app.launch.process import stop_variables
+from ludic.app.operations import machines
+from ludic.app.operations.start import train, worker
+from ludic.base.processes import SAFE_ENVIRONMENT
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
-from ludic.launch.config import ClusterConfig
-from ludic.launch.process import stop_variables
-from ludic.operations import machines
-from ludic.operations.start import train, worker
-from ludic.store import Root
-from ludic.store.attempts import newest_attempt, start_attempt
+from ludic.root.attempts import newest_attempt, start_attempt
+from ludic.root.root import Root
+from ludic.settings.kinds import CLUSTER_SYSTEM, find
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import next_config
 

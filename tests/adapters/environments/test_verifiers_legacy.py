@@ -18,7 +18,7 @@ from ludic.environments.environment import Environment
 from ludic.environments.registry import make_environment, source_of
 from ludic.errors import ConfigError
 from ludic.models.chat import decode
-from ludic.records import Rollout
+from ludic.records.rollout import Rollout
 
 pytest.importorskip("verifiers.envs", reason="verifiers 0.1.11 to 0.3 is in an environment of its own: make verifiers")
 

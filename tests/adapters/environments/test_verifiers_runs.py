@@ -12,7 +12,7 @@ import pytest
 
 import ludic
 from ludic.models.tiny import make_tiny_chat_model
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 pytest.importorskip("verifiers", reason="verifiers is in an environment of its own: make verifiers")
 
@@ -82,7 +82,7 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from ludic.engines.engine import Completion
-from ludic.records import WeightSpan
+from ludic.records.rollout import WeightSpan
 
 
 class Doubler:

@@ -14,7 +14,7 @@ from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment, source_of
 from ludic.errors import ConfigError, TimeLimitError
 from ludic.models.chat import decode
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 pytest.importorskip(
     "verifiers.v1.configs.select", reason="verifiers 0.4 is in an environment of its own: make verifiers"

@@ -17,10 +17,12 @@ from table_rows import by_id, stored_rows
 import ludic
 from ludic.adapters.exports.tables import export_delta, storage_options
 from ludic.errors import ConfigError
-from ludic.maintenance.compact import compact
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run, run_of, to_json
-from ludic.store import RolloutWriter, Root, list_files
+from ludic.root.maintenance.compaction import compact
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.writer import RolloutWriter
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run, run_of, to_json
 
 AddFiles = Callable[..., None]
 IN_A_FOLDER = pytest.mark.parametrize("open_url", ["local"], indirect=True)

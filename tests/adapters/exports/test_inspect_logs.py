@@ -9,11 +9,11 @@ import pytest
 from evaluations import store_evaluation
 
 import ludic
-from ludic.cli.main import main
+from ludic.app.cli.main import main
 from ludic.errors import ConfigError
-from ludic.records import Message, ToolCall
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
+from ludic.records.rollout import Message, ToolCall
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 inspect_log = pytest.importorskip("inspect_ai.log", reason="`make inspect` makes an environment with inspect_ai")
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")  # inspect_ai under pandas 3.1

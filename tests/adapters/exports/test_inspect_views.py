@@ -7,8 +7,8 @@ import pytest
 from evaluations import store_evaluation
 
 import ludic
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 DOCS = Path(ludic.__file__).parents[1] / "docs" / "interop.md"
 

@@ -16,7 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ludic.adapters.exports import weights
 from ludic.adapters.exports.weights import export_weights
 from ludic.errors import ConfigError, ModelError, SchemaError
-from ludic.store import Root, fetch_policy, start_attempt
+from ludic.root.attempts import start_attempt
+from ludic.root.root import Root
+from ludic.root.weights.policies import fetch_policy
 
 
 @pytest.fixture(scope="module")

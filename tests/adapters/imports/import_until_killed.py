@@ -12,8 +12,8 @@ from ludic.adapters.imports.following import follow
 from ludic.adapters.imports.formats import load_format
 from ludic.adapters.imports.importing import import_file
 from ludic.models.chat import load_tokenizer
-from ludic.store import Root
-from ludic.store.root import Root as _Root
+from ludic.root.root import Root
+from ludic.root.root import Root as _Root
 
 root = Root.open(sys.argv[1])
 put_if_absent = _Root.put_if_absent

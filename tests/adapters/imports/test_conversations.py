@@ -22,12 +22,15 @@ from ludic.adapters.imports.importing import import_file
 from ludic.adapters.imports.records import ImportRecord
 from ludic.errors import ModelError
 from ludic.models.tiny import TOOL_TEMPLATE
-from ludic.records import Rollout, new_id
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import arrow_schema, from_table
-from ludic.store import Root, list_files, read_columns
-from ludic.store.records import ImportReport
+from ludic.records.conversion import from_table
+from ludic.records.rollout import Rollout, new_id
+from ludic.records.tables import arrow_schema
+from ludic.root.json_records import ImportReport
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.parquet import read_columns
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 STORED = Path(__file__).with_name("conversations.json")
 """What ludic stored of RECORDS with each template when it took them one by one; made by `stored`."""

@@ -21,11 +21,12 @@ import ludic
 from ludic.adapters.imports.following import Follower, _stored
 from ludic.adapters.imports.importing import importer
 from ludic.errors import ConfigError
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.sql.planner import BatchRules, Planner
-from ludic.store import RolloutReader, Root
-from ludic.store.records import ImportReport
+from ludic.root.json_records import ImportReport
+from ludic.root.root import Root
+from ludic.root.rows.reader import RolloutReader
+from ludic.root.sql.planner import BatchRules, Planner
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 
 @pytest.fixture

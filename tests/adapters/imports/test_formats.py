@@ -15,18 +15,21 @@ import ludic
 from ludic.adapters.imports.formats import load_format
 from ludic.adapters.imports.importing import import_file
 from ludic.agents.agent import PromptBuilder
-from ludic.demos.calculator import make_demonstrations
+from ludic.app.demos.calculator import make_demonstrations
 from ludic.errors import ConfigError
-from ludic.messages import to_message
 from ludic.models.chat import load_tokenizer, render_text
-from ludic.models.first_model import remember_model, vocabulary_of
 from ludic.models.tiny import make_tiny_chat_model
-from ludic.records import Rollout
-from ludic.run_config import RunConfig
-from ludic.run_json import create_root
-from ludic.schema import arrow_schema, from_table
-from ludic.store import Root, list_files, read_columns
-from ludic.store.records import ImportReport
+from ludic.records.conversion import from_table
+from ludic.records.messages import to_message
+from ludic.records.rollout import Rollout
+from ludic.records.tables import arrow_schema
+from ludic.root.json_records import ImportReport
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.parquet import read_columns
+from ludic.root.weights.model_location import remember_model, vocabulary_of
+from ludic.run.config import RunConfig
+from ludic.run.run_json import create_root
 
 Import = Callable[..., ImportReport]
 
@@ -106,7 +109,7 @@ def test_verl_equal_prompts_of_a_step_are_a_group(root: Root, bring_in: Import, 
 def test_absent_logprobs_are_zeros_that_say_so_and_a_filter_drops_them(root: Root, bring_in: Import, tmp_path: Path):
     bring_in(peers.write_verl(tmp_path, [peers.verl_record("cc", 1.0)]), "verl")
     assert rollouts_of(root)[0].response_logprobs.tolist() == [0.0, 0.0]
-    predicate = ludic.sql.load_filter("drop_absent_logprobs").text
+    predicate = ludic.root.sql.load_filter("drop_absent_logprobs").text
     assert ludic.connect(root).execute(f"select ({predicate}) from rollouts").fetchall() == [(True,)]  # noqa: S608
 
 

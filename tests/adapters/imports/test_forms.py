@@ -22,19 +22,21 @@ import ludic
 from ludic.adapters.imports.formats import load_format
 from ludic.adapters.imports.forms import _ROLES, CONVERSATIONS, PAIRS, Read, conversations, form_of, import_form, pairs
 from ludic.adapters.imports.importing import import_file
-from ludic.cli.docs import FORMS, forms_table, read_forms
-from ludic.data_files import SUFFIXES
+from ludic.app.cli.docs import FORMS, forms_table, read_forms
+from ludic.app.operations.fit_inputs import Inputs, read_rows
+from ludic.app.operations.outcomes import Imported
+from ludic.base.data_files import SUFFIXES
 from ludic.errors import ConfigError, RefusedRecordError
-from ludic.messages import read_messages
 from ludic.models.tiny import TOOL_TEMPLATE
-from ludic.operations.fit_inputs import Inputs, read_rows
-from ludic.operations.outcomes import Imported
-from ludic.records import Rollout, new_id
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import arrow_schema, from_table
-from ludic.store import list_files, read_columns
-from ludic.store.records import ImportReport
+from ludic.records.conversion import from_table
+from ludic.records.messages import read_messages
+from ludic.records.rollout import Rollout, new_id
+from ludic.records.tables import arrow_schema
+from ludic.root.json_records import ImportReport
+from ludic.root.rows.files import list_files
+from ludic.root.rows.parquet import read_columns
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 HERE = Path(__file__).parents[3]
 FIXTURES = read_forms(HERE)
@@ -341,7 +343,7 @@ def test_an_arrow_stream_is_read_as_an_arrow_file(tmp_path: Path) -> None:
 def test_what_was_read_is_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, model_folder: str
 ) -> None:
-    monkeypatch.setattr("ludic.operations.start.train", lambda *args, **options: None)
+    monkeypatch.setattr("ludic.app.operations.start.train", lambda *args, **options: None)
     caplog.set_level(logging.INFO, "ludic")
     path = write_rows(tmp_path / "chats.json", [{"conversations": FIXTURES["sharegpt"]["rows"][0]["conversations"]}])
     ludic.sft(model=model_folder, dataset=path, root=tmp_path / "run")

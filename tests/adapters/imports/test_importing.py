@@ -20,17 +20,21 @@ from tiny_runs import create_root, query, train_here
 import ludic
 from ludic.adapters.imports.formats import load_format
 from ludic.adapters.imports.importing import import_file
+from ludic.app.operations.run import Run
 from ludic.errors import ConfigError
-from ludic.maintenance.compact import compact
 from ludic.models.chat import load_tokenizer
-from ludic.operations.run import Run
-from ludic.records import Rollout, RolloutBatch, new_id
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.schema import arrow_schema, from_table
-from ludic.store import RolloutReader, RolloutWriter, Root, list_files, read_columns
-from ludic.store.parquet import encode
-from ludic.store.records import ImportReport, decode_json, encode_json
+from ludic.records.conversion import from_table
+from ludic.records.rollout import Rollout, RolloutBatch, new_id
+from ludic.records.tables import arrow_schema
+from ludic.root.json_records import ImportReport, decode_json, encode_json
+from ludic.root.maintenance.compaction import compact
+from ludic.root.root import Root
+from ludic.root.rows.files import list_files
+from ludic.root.rows.parquet import encode, read_columns
+from ludic.root.rows.reader import RolloutReader
+from ludic.root.rows.writer import RolloutWriter
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 pytestmark = pytest.mark.slow
 

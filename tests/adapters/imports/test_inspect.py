@@ -16,10 +16,10 @@ from evaluations import store_evaluation
 import ludic
 from ludic.adapters.imports import evaluations
 from ludic.adapters.imports.importing import start_for_import
-from ludic.cli.main import main
+from ludic.app.cli.main import main
 from ludic.errors import ConfigError
 from ludic.models.tiny import make_tiny_chat_model
-from ludic.records import Message
+from ludic.records.rollout import Message
 
 inspect_log = pytest.importorskip("inspect_ai.log", reason="`make inspect` makes an environment with inspect_ai")
 pytestmark = pytest.mark.slow  # inspect_ai takes seconds to import

@@ -30,8 +30,9 @@ from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Example
 from ludic.errors import RefusedRecordError
 from ludic.models.tiny import write_model
-from ludic.records import Message, ToolCall, WeightSpan
-from ludic.store import list_files, read_columns
+from ludic.records.rollout import Message, ToolCall, WeightSpan
+from ludic.root.rows.files import list_files
+from ludic.root.rows.parquet import read_columns
 
 CORPUS = ["\nassistant\n\nuser\n\n", "the answer is\n\n 42\n\n\n", " think </think>\n\n tool_call\n three.\n"] * 50
 OBSERVATIONS = ("And 3 + 4?\n", "Thanks.")

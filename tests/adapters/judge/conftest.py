@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eval.scoring.conftest import run
 from judge_replies import answer
-from scoring.conftest import run
 
 __all__ = ["judge", "judge_server", "run"]
 

@@ -19,9 +19,9 @@ from ludic.environments.environment import Example, GroupAnswer, Score, Transiti
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, JudgeError
-from ludic.records import Message, Rollout
+from ludic.records.rollout import Message, Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
-from ludic.run_config import RunConfig
+from ludic.run.config import RunConfig
 
 EXAMPLE = Example(example_id="e", messages=(Message(role="user", content="?"),))
 

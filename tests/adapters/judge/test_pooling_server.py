@@ -15,10 +15,10 @@ from adapters.judge.conftest import JudgeServer
 from judge_replies import send
 
 import ludic
-from ludic.code.uses import sampling_uses
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError, ScorerError
-from ludic.run_config import RunConfig
+from ludic.run.code_uses import sampling_uses
+from ludic.run.config import RunConfig
 
 Answer = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 

@@ -30,10 +30,10 @@ import ludic
 from benchmarks import record_trl
 from ludic.adapters import trl as adapter
 from ludic.adapters.trl_sampling import captures_of
-from ludic.cli.main import main
+from ludic.app.cli.main import main
 from ludic.errors import ConfigError
-from ludic.recording import queue, recorder
-from ludic.store.failures import RETRY_LIMIT
+from ludic.root.storage.failures import RETRY_LIMIT
+from ludic.run.recording import queue, recorder
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 

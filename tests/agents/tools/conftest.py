@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.records import ToolCall
+from ludic.records.rollout import ToolCall
 
 Run = Callable[..., ToolCall]
 

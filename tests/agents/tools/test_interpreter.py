@@ -14,7 +14,7 @@ from ludic.agents.tools import interpreter
 from ludic.agents.tools.interpreter import PythonInterpreter
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.errors import ToolError
-from ludic.records import ToolCall
+from ludic.records.rollout import ToolCall
 
 
 def run(code: str, **limits: float) -> str:

@@ -20,7 +20,7 @@ from ludic.agents.tools.mcp import McpServer
 from ludic.agents.tools.registry import make_tools
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.errors import ConfigError
-from ludic.records import ToolCall
+from ludic.records.rollout import ToolCall
 
 pytest.importorskip("mcp")
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ import pytest
 from ludic.agents.tools.registry import check_tools, make_tools
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.errors import ConfigError
-from ludic.records import ToolCall
-from ludic.user_files import read_user_file
+from ludic.records.rollout import ToolCall
+from ludic.settings.user_files import read_user_file
 
 FILE = '''
 from pathlib import Path

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.errors import ConfigError
-from ludic.records import ToolCall
+from ludic.records.rollout import ToolCall
 
 
 def multiply(a: int, b: int = 2, unit: Literal["cm", "m"] | None = None) -> str:

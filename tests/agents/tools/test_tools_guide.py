@@ -9,9 +9,9 @@ import pytest
 from ludic.agents.tools.formats import make_tool_format
 from ludic.agents.tools.interpreter import PythonInterpreter
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.code.kinds import TOOL
-from ludic.records import ToolCall
-from ludic.user_files import MCP
+from ludic.records.rollout import ToolCall
+from ludic.settings.kinds import TOOL
+from ludic.settings.user_files import MCP
 
 GUIDE = (Path(__file__).parents[3] / "docs/agents.md").read_text(encoding="utf-8")
 TOOLS = GUIDE[GUIDE.index("## Tools") :]

@@ -13,13 +13,13 @@ import ludic
 from ludic.agents.agent import Agent
 from ludic.agents.tools.formats import format_of_template, make_tool_format
 from ludic.agents.tools.registry import make_tools
-from ludic.code.kinds import TOOL_FORMAT
 from ludic.models.chat import render_text
-from ludic.records import Message, RolloutBatch, ToolCall
+from ludic.records.rollout import Message, RolloutBatch, ToolCall
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run, make_environments
-from ludic.run_config import RunConfig
-from ludic.run_json import put_run
-from ludic.store import RolloutWriter
+from ludic.root.rows.writer import RolloutWriter
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
+from ludic.settings.kinds import TOOL_FORMAT
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "text": {"type": "string"},

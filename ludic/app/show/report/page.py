@@ -1,0 +1,600 @@
+"""Render a run, its stored evaluations and a comparison as one HTML file.
+
+Stored text is hostile: the template escapes every value, control characters are spelt out, and the page's policy
+forbids scripts and requests. Figures are aggregated in SQL (ludic/root/sql/figures/). Raises ConfigError for versions
+or sides without samples, and for an output that exists or can't be written.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from html import escape
+from importlib import resources
+from typing import Any
+
+import duckdb
+import jinja2
+
+from ludic.app.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
+from ludic.app.show.report.plots import Figure, Mark, Series, draw
+from ludic.app.show.stats import (
+    OTHER_SETTINGS,
+    describe_lost,
+    describe_run,
+    describe_superseded,
+    describe_trainer,
+    means_frames,
+)
+from ludic.app.show.watch import stored_diagnostics
+from ludic.base import LUDIC, Frame, Part, Result, installed_version, local_path, number, open_sink, size, sparkline
+from ludic.base.results import printable
+from ludic.errors import ConfigError
+from ludic.eval import DIFFERENCE, Chosen, MeasureConfig, numbers, stored_versions
+from ludic.eval import compare as comparing
+from ludic.records import Row, comparable_reward
+from ludic.root import Root, newest_attempt
+from ludic.root.rows import POPULATIONS, Folder
+from ludic.root.sql import (
+    Connections,
+    ask,
+    components_by_environment,
+    figure,
+    means,
+    read_reports,
+    steps_by_environment,
+)
+from ludic.run import Diagnostic, is_recorded_run, run_of
+
+MessageValues = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Report(Result):
+    """A report as HTML. A notebook shows it in a frame of its own."""
+
+    html: str
+    location: str | None
+    """The written file; None if none was requested."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the place and size of the page."""
+        return {"location": self.location, "size_bytes": len(self.html.encode())}
+
+    def parts(self) -> Iterator[Part]:
+        """A sentence."""
+        yield f"{self.location or 'a page'}: {size(len(self.html.encode()))}, one file without scripts or requests"
+
+    def _repr_html_(self) -> str:
+        frame = 'sandbox style="width: 100%; height: 48em; border: 1px solid gray"'
+        return f'<iframe srcdoc="{escape(self.html)}" {frame}></iframe>'
+
+
+def make_report(
+    root: Root,
+    output: str | None,
+    *,
+    versions: str | None,
+    sides: Sequence[str],
+    measure: MeasureConfig,
+    overwrite: bool,
+) -> Report:
+    """Render a report and write it. output: a path of this machine; None writes nothing. See `Run.report`."""
+    path = None if output is None else local_path(output, "output")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"{path} is a folder, wanted a file such as {path / 'report.html'}")
+    if path is not None and path.exists() and not overwrite:
+        raise ConfigError(f"{path} exists; choose another output, or replace it with --overwrite")
+    with nullcontext() if path is None else open_sink(path) as file:  # first, since gathering a run may take minutes
+        html = render(gather(root, versions, sides, measure))
+        if file is not None:
+            file.write(html.encode())
+    return Report(html=html, location=None if path is None else str(path))
+
+
+def gather(root: Root, versions: str | None, sides: Sequence[str], measure: MeasureConfig) -> dict[str, Any]:
+    """Return the values that the template shows."""
+    with Connections() as connections:
+        con = connections.to(root)
+        diagnostics = stored_diagnostics(root, ask(con, root, figure("newest_metrics")))
+        figures = step_figures(con, root, diagnostics)
+        reports = {name: table.to_pylist() for name, table in read_reports(con, root).items()}
+        found = evaluation_section(connections, root, versions, measure)
+        return {
+            "root": root.url,
+            "made_at": datetime.now(UTC),
+            "ludic_version": installed_version(LUDIC),
+            "facts": _facts(con, root, reports),
+            "folded": OTHER_SETTINGS,
+            "diagnostics": list(map(str, diagnostics)),
+            "is_marked": any(it.marks for it in figures),
+            "totals": reports["rollouts"][0],
+            "steps": reports["steps"][0],
+            "superseded": describe_superseded(reports["steps"][0]),
+            "figures": figures,
+            "tables": [
+                *training_tables(reports, ask(con, root, figure("errors"), {"most": _MOST_ERRORS})),
+                *_other_metrics(ask(con, root, figure("other_metrics"))),
+            ],
+            "groups": read_groups(con, root),
+            "evaluation": found,
+            "comparison": _compare(connections, root, found["versions"] if found else [], sides, measure),
+        }
+
+
+def _facts(con: duckdb.DuckDBPyConnection, root: Root, reports: Mapping[str, Sequence[Row]]) -> dict[str, str]:
+    """Return the settings of the run and of its newest trainer, the engines that sampled, and the losses of
+    recorders."""
+    lost = "; ".join(map(describe_lost, reports["lost"]))
+    attempt = newest_attempt(root)
+    engines = [row["engine"] for row in ask(con, root, figure("engines"))]
+    return {
+        **describe_run(
+            {"root": root.url, "run_id": root.run_id, "run": asdict(run_of(root)), "steps": reports["steps"][0]},
+            is_recorded=is_recorded_run(root),
+        ),
+        **({"engine": ", ".join(engines)} if engines else {}),
+        **(describe_trainer(attempt.config, reports["steps"][0]["last_step"]) if attempt is not None else {}),
+        **({"not stored": lost} if lost else {}),
+    }
+
+
+def _compare(
+    connections: Connections, root: Root, versions: Sequence[int], sides: Sequence[str], measure: MeasureConfig
+) -> dict[str, Any] | None:
+    """Return the comparison of the sides; without sides, that of the last of the evaluated versions with the first."""
+    if sides:
+        return comparison_section(connections, root, sides, measure)
+    if len(versions) < 2:
+        return None
+    try:
+        return comparison_section(connections, root, [f"{versions[0]}", f"{versions[-1]}"], measure)
+    except ConfigError as error:  # the versions have no example in common
+        return {"rows": [], "warnings": [str(error)]}
+
+
+def render(values: dict[str, Any]) -> str:
+    """Return the page."""
+    return _template().render(values).lstrip()
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
+    environment.filters["number"] = number
+    text = resources.files("ludic.app.show.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    return environment.from_string(text)
+
+
+def _shown(value: Any) -> Any:
+    """Spell out control characters of a text before it is escaped; show None as a dash."""
+    if value is None:
+        return "-"
+    return printable(value) if type(value) is str else value  # Markup is a subclass, and is already escaped
+
+
+# --- Training: plots of steps, warnings, errors, and the best and the worst groups -----------------------------------
+
+_NUM_GROUPS = 3
+"""Number of best groups, and of worst groups, of each environment."""
+_FEW_ENVIRONMENTS = 4
+"""Number of environments above which a report has one best and one worst group of each."""
+_MOST_ERRORS = 8
+_CURVE_WIDTH = 30
+"""Characters of a curve in a table."""
+
+# Title, unit, note, and columns of the metrics by their names in the figure.
+_FIGURES: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
+    ("Reward", f"mean of a step's {POPULATIONS['reward_mean']}", "", {"reward": "reward_mean"}),
+    (
+        "Response length",
+        f"tokens, mean of a step's {POPULATIONS['response_length_mean']}",
+        "",
+        {"length": "response_length_mean"},
+    ),
+    ("Loss", "of a step", "", {"loss": "loss"}),
+    ("Entropy", "nats per token", "", {"entropy": "entropy"}),
+    ("KL to the reference model", "nats per token", "", {"KL": "reference_kl"}),
+    (
+        "Mismatch of sampler and trainer",
+        "nats per token",
+        "KL of the sampler's logprobs to the trainer's, by the estimators k3 and k1. It grows with off-policy steps.",
+        {"k3": "sampler_kl", "k1": "sampler_kl_k1"},
+    ),
+    (
+        "Importance ratio",
+        "trainer's over sampler's probability",
+        "",
+        {"1st percentile": "ratio_p01", "mean": "ratio_mean", "99th percentile": "ratio_p99"},
+    ),
+    ("Clipped tokens", "share of a step's tokens", "", {"clipped": "clip_fraction"}),
+    (
+        "Lag",
+        "off-policy steps",
+        "Versions between the weights that sampled and those that train.",
+        {"mean": "off_policy_steps_mean", "highest": "off_policy_steps_max"},
+    ),
+    ("Throughput", "tokens per second", "", {"trained": "tokens_per_s", "sampled": "sampled_tokens_per_s"}),
+    ("Time of a step", "seconds", "", {"step": "step_s", "waiting for rollouts": "wait_s"}),
+    ("Gradient norm", "before clipping", "", {"norm": "grad_norm"}),
+    (
+        "Balance of experts",
+        "tokens of the most chosen expert over the mean of its layer",
+        "Of the most uneven layer; 1 if all experts are chosen alike.",
+        {"imbalance": "expert_imbalance"},
+    ),
+)
+
+
+def _marks(diagnostics: Sequence[Diagnostic], env_name: str | None = None) -> list[Mark]:
+    """Return a mark for each step at which diagnostics begin, with their numbers in the list of warnings.
+
+    env_name: leaves out the diagnostics of other environments.
+    """
+    numbers: dict[int, list[int]] = {}
+    for index, diagnostic in enumerate(diagnostics, 1):
+        is_of_it = env_name is None or diagnostic.env_name in (None, env_name)
+        if is_of_it and diagnostic.since is not None and diagnostic.since.step is not None:
+            numbers.setdefault(diagnostic.since.step, []).append(index)
+    return [
+        Mark(
+            x=step,
+            label=", ".join(map(str, of_step)),
+            text="\n".join(str(diagnostics[index - 1]) for index in of_step),
+        )
+        for step, of_step in numbers.items()
+    ]
+
+
+def step_figures(con: duckdb.DuckDBPyConnection, root: Root, diagnostics: Sequence[Diagnostic] = ()) -> list[Figure]:
+    """Return the plots of gradient steps, without steps that a later attempt has replaced; [] if there are none.
+
+    diagnostics: in the order of their numbers; plots mark the steps at which they begin.
+    """
+    marks = _marks(diagnostics)
+    rows = ask(con, root, figure("steps"))
+    if not rows:
+        return []
+    figures = [
+        draw(
+            title,
+            unit,
+            "step",
+            [Series(name=name, values={row["step"]: row[column] for row in rows}) for name, column in columns.items()],
+            note=note,
+            marks=marks,
+        )
+        for title, unit, note, columns in _FIGURES
+    ]
+    by_environment = [
+        *_environment_figures(steps_by_environment(con, root), marks),
+        *_component_figures(components_by_environment(con, root), diagnostics),
+        *_accuracy(con, root),
+    ]
+    return [*figures[:2], *by_environment, *figures[2:], _drops(ask(con, root, figure("outcomes_by_step")))]
+
+
+# Title, unit, and column of steps_by_environment.
+_BY_ENVIRONMENT: Sequence[tuple[str, str, str]] = (
+    ("Reward by environment", f"mean of a step's {POPULATIONS['reward_mean']}", "reward_mean"),
+    (
+        "Response length by environment",
+        f"tokens, mean of a step's {POPULATIONS['reward_mean']}",
+        "response_length_mean",
+    ),
+    ("Groups with a signal", "share of a step's groups whose rewards differ", "signal"),
+    ("Truncated", f"share of a step's {POPULATIONS['reward_mean']}", "truncated_fraction"),
+    ("Failed", f"share of a step's {POPULATIONS['reward_mean']}", "error_fraction"),
+)
+
+
+def _environment_figures(rows: Sequence[Row], marks: Sequence[Mark]) -> Iterator[Figure]:
+    """Yield plots with a line for each environment; of one environment those that no other plot shows."""
+    has_several = len({row["env_name"] for row in rows}) > 1
+    for title, unit, column in _BY_ENVIRONMENT if has_several else _BY_ENVIRONMENT[2:]:
+        yield draw(title, unit, "step", _by_environment(rows, "step", column), marks=marks)
+
+
+def _component_figures(rows: Sequence[Row], diagnostics: Sequence[Diagnostic]) -> Iterator[Figure]:
+    """Yield a plot for each environment whose rewards have components, with a line for each component."""
+    for env_name in dict.fromkeys(row["env_name"] for row in rows):
+        own = [row for row in rows if row["env_name"] == env_name]
+        lines = [
+            Series(name=name, values={row["step"]: row["value_mean"] for row in own if row["component"] == name})
+            for name in dict.fromkeys(row["component"] for row in own)
+        ]
+        unit = f"mean of a step's {POPULATIONS['reward_mean']}"
+        title = f"Components of the reward in {env_name}"
+        yield draw(title, unit, "step", lines, marks=_marks(diagnostics, env_name))
+
+
+def _accuracy(con: duckdb.DuckDBPyConnection, root: Root) -> Iterator[Figure]:
+    """Yield a plot of the share of correct answers, if environments say which ones are."""
+    rows = ask(con, root, means("version, env_name", "rollouts"))
+    if any(row["accuracy"] is not None for row in rows):
+        series = _by_environment(rows, "version", "accuracy")
+        yield draw("Correct answers", "share of a version's rollouts", "version", series)
+
+
+def _by_environment(rows: Sequence[Row], x: str, column: str) -> list[Series]:
+    names = list(dict.fromkeys(row["env_name"] for row in rows))
+    return [
+        Series(name=name, values={row[x]: row[column] for row in rows if row["env_name"] == name}) for name in names
+    ]
+
+
+def _drops(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    steps = sorted({row["step"] for row in rows})
+    counts = {(row["step"], row["outcome"]): row["num_rollouts"] for row in rows}
+    outcomes = list(dict.fromkeys(row["outcome"] for row in rows))
+    series = [
+        Series(name=outcome, values={step: counts.get((step, outcome), 0) for step in steps}) for outcome in outcomes
+    ]
+    note = "" if any(outcome != "used" for outcome in outcomes) else "No rollout was dropped."
+    return draw("Rollouts used and dropped", "rollouts per step", "step", series, note=note)
+
+
+def training_tables(reports: Mapping[str, Sequence[Row]], errors: Sequence[Row]) -> Iterator[Frame]:
+    """Yield the tables of training that have rows: drops, environments, and the most frequent errors of rollouts."""
+    (steps,), drops = reports["steps"], reports["drops"]
+    num_considered = steps["num_used"] + steps["num_dropped"]
+    if drops:
+        rows = [{**row, "dropped_fraction": row["num_rollouts"] / num_considered} for row in drops]
+        shown = ("reason", "num_rollouts", "dropped_fraction")
+        yield Frame("drops", rows, shown, most=len(rows), heading="Drops by reason")
+    yield from means_frames("environments", reports["environments"], "Environments")
+    if errors:
+        columns = ("num_rollouts", "env_name", "last_version", "error")
+        yield Frame("errors", errors, columns, heading="Errors of rollouts")
+
+
+def _other_metrics(rows: Sequence[Row]) -> Iterator[Frame]:
+    """Yield a table of the numbers that a recorded trainer logged under its own names; nothing without rows."""
+    if rows:
+        yield Frame(
+            "other",
+            rows,
+            ("name", "curve", "first_value", "last_value", "lowest", "highest"),
+            most=len(rows),
+            heading="Other numbers of the trainer, by its own names",
+            titles={"first_value": "first", "last_value": "last"},
+            derived={"curve": lambda row: sparkline(row["values_by_step"], _CURVE_WIDTH)},
+        )
+
+
+def read_groups(con: duckdb.DuckDBPyConnection, root: Root) -> dict[str, list[dict[str, Any]]]:
+    """Return by heading the best and worst groups of each environment, each with its rollouts and two conversations.
+
+    A group of two lists is among the best only. Of equal groups the newest come first.
+    """
+    groups = ask(con, root, figure("extreme_groups"), {"most": _NUM_GROUPS})
+    names = list(dict.fromkeys(group["env_name"] for group in groups))
+    most = _NUM_GROUPS if len(names) <= _FEW_ENVIRONMENTS else 1
+    groups = [group for group in groups if min(group["best"], group["worst"]) <= most]
+    versions = sorted({group["version"] for group in groups})
+    params = {"ids": [group["group_id"] for group in groups], "versions": versions}
+    rows = ask(con, root, figure("rollouts_of_groups"), params) if groups else []
+    found = [{**group, "rollouts": [row for row in rows if row["group_id"] == group["group_id"]]} for group in groups]
+    chosen = {row["rollout_id"]: row["version"] for group in found for _, row in _extremes(group["rollouts"])}
+    texts = read_conversations(con, root, "rollouts", chosen)
+    for group in found:
+        group["table"] = _rollouts_of(group["rollouts"])
+        group["wanted"] = shorten(group["wanted"])
+        group["shown"] = [
+            {"name": name, "row": row, "messages": texts.get(row["rollout_id"], [])}
+            for name, row in _extremes(group["rollouts"])
+        ]
+    listed = {}
+    for name in names:
+        of = f" of {name}" if len(names) > 1 else ""
+        own = [group for group in found if group["env_name"] == name]
+        listed[f"Best groups{of}"] = [group for group in own if group["best"] <= most]
+        listed[f"Worst groups{of}"] = sorted(
+            (group for group in own if group["best"] > most), key=lambda group: group["worst"]
+        )
+    return listed
+
+
+def _rollouts_of(rows: Sequence[Row]) -> Frame:
+    """Return a group's rollouts as a table."""
+
+    def agent(row: Row) -> str:
+        return row["rollout_id"] if row["agent_id"] == "agent" else f"{row['rollout_id']} {row['agent_id']}"
+
+    def training(row: Row) -> str:
+        use = row["use"]
+        return "not considered" if use is None else f"step {use['step']}" if use["used"] else use["reason"]
+
+    correct = ["correct"] if any(row["correct"] is not None for row in rows) else []
+    return Frame(
+        "rollouts",
+        rows,
+        ("rollout_id", "episode_reward", *correct, "advantage", "response_length", "ending", "training"),
+        most=len(rows),
+        titles={"ending": "end"},
+        derived={
+            "rollout_id": agent,
+            "advantage": lambda row: row["use"]["advantage"] if row["use"] else None,
+            "training": training,
+        },
+    )
+
+
+def _extremes(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the best and the worst rollout of a group; one if their rewards are equal."""
+    scored = sorted((row for row in rows if row["episode_reward"] is not None), key=lambda row: row["episode_reward"])
+    if not scored:
+        return
+    if comparable_reward(scored[0]["episode_reward"]) == comparable_reward(scored[-1]["episode_reward"]):
+        yield "one of equal rewards", scored[-1]
+        return
+    yield "best rollout", scored[-1]
+    yield "worst rollout", scored[0]
+
+
+# --- Evaluations and comparisons: tables, plots over versions, and examples with answers -----------------------------
+
+_MOST_EXAMPLES = 4
+"""Number of gained examples, and of lost examples, of each comparison."""
+_KEYS = ("a", "b", "env_name", "measure", "k", "part")
+
+
+def evaluation_section(
+    connections: Connections, root: Root, versions: str | None, config: MeasureConfig
+) -> dict[str, Any] | None:
+    """Return the figures of stored evaluations; None if none are stored and none are requested."""
+    chosen = stored_versions(connections.to(root), root, versions)
+    if not chosen:
+        return None
+    found = numbers(root, config, Chosen(versions=chosen), connections=connections)
+    shown = Evaluation(url=root.url, numbers=found, confidence=config.confidence)
+    measures = [{**row, "title": measure_title(row)} for row in found.rows]
+    figures = list(_measure_figures(measures, config.confidence))
+    tables = {part.name: part for part in shown.parts() if isinstance(part, Frame)}
+    of = tables["measures"]
+    added = ("num_examples", *(["evaluation"] if "evaluation" not in of.shown else []))
+    tables["measures"] = replace(of, shown=(*of.shown, *added))
+    return {"tables": tables, "versions": chosen, "figures": figures}
+
+
+def comparison_section(
+    connections: Connections, root: Root, sides: Sequence[str], config: MeasureConfig
+) -> dict[str, Any]:
+    """Compare sides in pairs, with the defaults of `ludic compare`. Raises ConfigError.
+
+    Each row has its facts, and the examples that gained and lost most.
+    """
+    parsed = comparing.parse_sides(sides, root)
+    roots = {side.root.url: side.root for side in parsed}
+    compared = comparing.compare(parsed[0], parsed[1:], config, difference=DIFFERENCE, connections=connections)
+    shown = Comparison(compared=compared, difference=DIFFERENCE, confidence=config.confidence)
+    (table,) = [part for part in shown.parts() if isinstance(part, Frame)]
+    rows = []
+    for row in compared.rows:
+        own = [example for example in compared.examples if all(example[key] == row[key] for key in _KEYS)]
+        ranked = sorted(own, key=lambda example: (-abs(example["difference"]), example["env_example_id"]))
+        changed = {
+            "gained": [example for example in ranked if example["difference"] > 0][:_MOST_EXAMPLES],
+            "lost": [example for example in ranked if example["difference"] < 0][:_MOST_EXAMPLES],
+        }
+        examples = [example for some in changed.values() for example in some]
+        answers = {side: _answers(connections, roots, row, side, examples) for side in ("a", "b")}
+        rows.append(
+            {
+                **row,
+                "side": side_name(row),
+                "title": measure_title(row),
+                "facts": ", ".join(facts_of(row, DIFFERENCE)),
+                "changed": {name: [_both(example, answers) for example in some] for name, some in changed.items()},
+            }
+        )
+    return {"rows": rows, "table": table, "warnings": compared.warnings}
+
+
+def _both(example: Row, answers: Mapping[str, Mapping[str, Row]]) -> dict[str, Any]:
+    """Return an example with both sides' answers, and the messages before them if both have the same."""
+    ids = {"a": example["env_example_id"], "b": example["env_example_id_b"]}
+    sides = [dict(answers[side].get(own_id, {"messages": []})) for side, own_id in ids.items()]
+    split = [split_answer(side["messages"]) for side in sides]
+    prompt = split[0][0] if split[0][0] == split[1][0] else []
+    for side, (_, answer) in zip(sides, split, strict=True):
+        side["messages"] = answer if prompt else side["messages"]
+    wanted = next((side["wanted"] for side in sides if side.get("wanted") is not None), None)
+    return {**example, "prompt": prompt, "wanted": shorten(wanted), "sides": sides}
+
+
+def _answers(
+    connections: Connections, roots: Mapping[str, Root], row: Row, side: str, examples: Sequence[Row]
+) -> dict[str, Row]:
+    """Return, by example, the sample of a side whose reward is nearest to the mean, with its messages."""
+    if not examples:
+        return {}
+    url, _, version = row[side].rpartition("@")
+    root = roots[url]
+    con = connections.to(root)
+    end = "_b" if side == "b" else ""  # the names of the environment and its examples may differ between the sides
+    params = {"version": int(version), "env": row[f"env_name{end}"], "evaluation": row[f"evaluation_{side}"] or ""}
+    own_ids = [example[f"env_example_id{end}"] for example in examples]
+    found = ask(con, root, figure("answers_nearest_mean"), {**params, "examples": own_ids})
+    texts = read_conversations(con, root, "evals", {each["rollout_id"]: each["version"] for each in found})
+    return {each["env_example_id"]: {**each, "messages": texts.get(each["rollout_id"], [])} for each in found}
+
+
+def _measure_figures(rows: Sequence[Row], confidence: float) -> Iterator[Figure]:
+    """Yield a plot over versions for each measure that changes, with a line for each environment and evaluation."""
+    evaluations = {(row["env_name"], row["evaluation"]) for row in rows}
+    has_several = len(evaluations) > len({env for env, _ in evaluations})
+    for title in dict.fromkeys(row["title"] for row in rows):
+        of_measure = [row for row in rows if row["title"] == title]
+        if len({row["estimate"] for row in of_measure}) < 2 or len({row["policy_version"] for row in of_measure}) < 2:
+            continue
+        lines: dict[str, list[Row]] = {}
+        for row in of_measure:
+            name = f"{row['env_name']} {row['evaluation'] or 'imported'}" if has_several else row["env_name"]
+            lines.setdefault(name, []).append(row)
+        series = [
+            Series(
+                name=name,
+                values={row["policy_version"]: row["estimate"] for row in of_line},
+                intervals={row["policy_version"]: (row["low"], row["high"]) for row in of_line},
+            )
+            for name, of_line in lines.items()
+        ]
+        yield draw(title, f"mean over examples, {100 * confidence:g}% intervals", "version", series)
+
+
+# --- Conversations, cut to a length that a page can show -------------------------------------------------------------
+
+_MOST_CHARACTERS = 4_000
+"""Characters of each text that are shown, half of them from each end."""
+_MOST_MESSAGES = 40
+
+
+def read_conversations(
+    con: duckdb.DuckDBPyConnection, root: Root, folder: Folder, versions: Mapping[str, int]
+) -> dict[str, list[MessageValues]]:
+    """Return the messages of rollouts by rollout_id. versions: version of each rollout, to read fewer files."""
+    if not versions:
+        return {}
+    params = {"ids": list(versions), "versions": sorted(set(versions.values()))}
+    rows = ask(con, root, figure(f"messages_of_{folder}"), params)
+    return {row["rollout_id"]: _first_and_last(row["messages"] or []) for row in rows}
+
+
+def split_answer(messages: Sequence[MessageValues]) -> tuple[Sequence[MessageValues], Sequence[MessageValues]]:
+    """Return the messages before the first answer, and the others."""
+    first = next((index for index, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    return messages[:first], messages[first:]
+
+
+def _first_and_last(messages: Sequence[MessageValues]) -> list[MessageValues]:
+    half = _MOST_MESSAGES // 2
+    shown = [_short(message) for message in messages]
+    if len(shown) <= _MOST_MESSAGES:
+        return shown
+    left_out = f"{len(shown) - 2 * half:,} messages left out; `ludic view --text` prints them"
+    return [*shown[:half], {"role": "", "name": None, "content": left_out, "calls": []}, *shown[-half:]]
+
+
+def _short(message: MessageValues) -> MessageValues:
+    calls = [
+        {"name": call["name"], "arguments": shorten(call["arguments"]), "result": shorten(call["result"])}
+        | {"error": call["error"]}
+        for call in message["tool_calls"] or []
+    ]
+    texts = [message.get("reasoning"), message["content"]]
+    content = "\n\n".join(shorten(text) for text in texts if text)
+    return {"role": message["role"], "name": message["name"], "content": content, "calls": calls}
+
+
+def shorten(text: str | None) -> str:
+    """Replace the middle of a long text by the number of characters that are left out."""
+    text = text or ""
+    half = _MOST_CHARACTERS // 2
+    if len(text) <= 2 * half:
+        return text
+    left_out = f"… {len(text) - 2 * half:,} characters left out; `ludic view ROOT ID --full` prints them …"
+    return f"{text[:half]}\n{left_out}\n{text[-half:]}"

@@ -1,0 +1,321 @@
+"""Read the data of the viewer's screens: lists by SQL over the views of a run, single rollouts, and labels.
+
+A list selects few columns and no tokens, so that it opens fast; texts are read a page at a time. The user's predicate
+and order may name every column of its relation; they are part of a query that may only read (ludic.root.sql.query).
+"""
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import duckdb
+import polars as pl
+
+from ludic.app.show.lookup import look_up
+from ludic.app.show.stats import FRACTIONS
+from ludic.app.show.transcript import Lookup, TokenReader, load_token_reader
+from ludic.app.show.watch import stored_diagnostics
+from ludic.records import WITHOUT_LOGPROBS
+from ludic.root import Root
+from ludic.root.rows import LABEL, put_label
+from ludic.root.sql import ask, connect, figure, means, quote, refresh, result_of, texts, to_frame
+
+RolloutTable = Literal["rollouts", "evals"]
+RowLevel = Literal["version", "group", "rollout"]
+
+_END = "ended_by(truncation_reason, finish_reason, parse_error) as ended_by"
+TEXTS = ("prompt", "answer")
+"""Columns of texts, which are read only for the rows of a page, since messages are most of the stored data."""
+_FIRST_COLUMNS = ("rollout_id", "episode_reward", "correct", "marks")
+_LAST_COLUMNS = (
+    *TEXTS,
+    "wanted",
+    "response_length",
+    "num_turns",
+    "ended_by",
+    "error",
+    "env_example_id",
+    "agent_id",
+    "version",
+    "env_name",
+)
+_KEPT = ("rollout_id", "episode_reward", *TEXTS, "response_length")
+_TRAINING_COLUMNS = ("step", "advantage", "dropped_by")
+_GROUP_COLUMNS = (
+    "group_id",
+    "reward_mean",
+    "accuracy",
+    "prompt",
+    "wanted",
+    "reward_min",
+    "reward_max",
+    "reward_std",
+    "num_rollouts",
+    "num_scored",
+    "response_length_mean",
+    "num_incomplete_completions",
+    "num_unparsed",
+    "num_at_other_limits",
+    "num_errors",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order of rows: a SQL expression over the columns, and its direction. Missing values are last."""
+
+    by: str
+    descending: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "Order":
+        """Read an expression with an optional asc or desc at its end."""
+        expression, _, direction = text.strip().rpartition(" ")
+        if expression and direction.lower() in ("asc", "desc"):
+            return cls(expression.strip(), direction.lower() == "desc")
+        return cls(text.strip())
+
+    def __str__(self) -> str:
+        return f"{self.by} desc" if self.descending else self.by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """A list of rows of one kind."""
+
+    title: str
+    kind: RowLevel
+    relation: str
+    """SQL of the rows; predicates may name all of its columns."""
+    columns: tuple[str, ...]
+    """Columns that are shown; the first one identifies the row, and breaks ties of the order."""
+    kept: tuple[str, ...] = ()
+    """Columns that are shown even if they are the same in all rows."""
+    order: Order
+    params: Mapping[str, Any] = field(default_factory=dict)
+    table: RolloutTable = "rollouts"
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """Columns of the rows, without texts."""
+        return tuple(name for name in self.columns if name not in TEXTS)
+
+    def query(self, where: str, order: Order, limit: int) -> str:
+        """Return the SQL of the first rows that a predicate chooses; an empty one chooses all."""
+        # The user's texts have their own lines, so that a comment at their end does not hide a parenthesis.
+        direction = "desc" if order.descending else "asc"
+        return (
+            f"select {', '.join(map(quote_name, self.stored))} from (\n{self.relation}\n) as listed "  # noqa: S608
+            f"where (\n{where or 'true'}\n) order by (\n{order.by}\n) {direction} nulls last, "
+            f"{quote_name(self.columns[0])} limit {limit}"
+        )
+
+    def count_query(self, where: str) -> str:
+        return f"select count(*) from (\n{self.relation}\n) as listed where (\n{where or 'true'}\n)"  # noqa: S608
+
+
+def quote_name(name: str) -> str:
+    """Return a name as an identifier of SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def versions(table: RolloutTable) -> Listing:
+    """The policy versions that sampled rollouts, or evaluations, by environment."""
+    return Listing(
+        title="versions" if table == "rollouts" else "versions in evals",
+        kind="version",
+        relation=means("version, env", table),
+        columns=(
+            "version",
+            "env",
+            "num_rollouts",
+            "num_groups",
+            "reward_mean",
+            "accuracy",
+            "response_length_mean",
+            *FRACTIONS,
+        ),
+        kept=("version", "env", "num_rollouts", "num_groups", "reward_mean", "response_length_mean"),
+        order=Order("version", descending=True),
+        table=table,
+    )
+
+
+def groups(version: int, env: str) -> Listing:
+    """The groups of a version in one environment."""
+    return Listing(
+        title=f"groups of version {version}, {env}",
+        kind="group",
+        relation="select * from groups where version = $version and env = $env",
+        columns=_GROUP_COLUMNS,
+        kept=("group_id", "reward_mean", "prompt"),
+        order=Order("created_at"),
+        params={"version": version, "env": env},
+    )
+
+
+def rollouts(table: RolloutTable, *, title: str = "", with_training: bool = False, **equal: Any) -> Listing:
+    """Rollouts, or rollouts of evaluations, whose columns equal these values.
+
+    with_training: also show the newest step that considered each, its advantage, and the filter that dropped it.
+    """
+    named = title or ", ".join(f"{name} {value}" for name, value in equal.items())
+    scope = " and ".join(f"{quote_name(name)} = ${name}" for name in equal) or "true"
+    training = _joined("newest_uses") if with_training else ""
+    return Listing(
+        title=f"{table} of {named}" if named else f"all {table}",
+        kind="rollout",
+        relation=f"select *, {_END} from {table}\n{_joined('marks')}{training}where {scope}",  # noqa: S608
+        columns=_FIRST_COLUMNS + (_TRAINING_COLUMNS if with_training else ()) + _LAST_COLUMNS,
+        kept=_KEPT + (_TRAINING_COLUMNS if with_training else ()),
+        order=Order("created_at"),
+        params=equal,
+        table=table,
+    )
+
+
+def _joined(name: str) -> str:
+    """Return the SQL that adds the columns of a figure to rollouts."""
+    return f"left join (\n{figure(name)}\n) using (rollout_id)\n"
+
+
+def answers(env_name: str, example_id: str, but: str) -> Listing:
+    """All answers to one example, in rollouts and evals, but one."""
+    parts = " union all by name ".join(
+        f"select {quote(table)} as found_in, * from {table} where env_name = $env_name "  # noqa: S608
+        "and env_example_id = $example_id and rollout_id <> $but"
+        for table in ("rollouts", "evals")
+    )
+    return Listing(
+        title=f"answers to {env_name} {example_id}: choose one to compare",
+        kind="rollout",
+        relation=f"select *, {_END} from ({parts})\n{_joined('marks')}",  # noqa: S608
+        columns=(
+            "rollout_id",
+            "found_in",
+            "version",
+            "agent_id",
+            "temperature",
+            "episode_reward",
+            "correct",
+            "answer",
+            "response_length",
+            "num_turns",
+            "ended_by",
+            "marks",
+        ),
+        kept=("rollout_id", "found_in", "version", "episode_reward", "answer"),
+        order=Order("version", descending=True),
+        params={"env_name": env_name, "example_id": example_id, "but": but},
+    )
+
+
+# --- One run ---------------------------------------------------------------------------------------------------------
+
+MOST_ROWS = 200_000
+"""Maximum rows of a list in memory, the first ones in its order; about 20 MB."""
+
+_MOST_LOG_RATIO = 20.0
+
+
+class RunData:
+    """The data of one run for the screens.
+
+    Reads the root through one sealed connection, which lets users' predicates only read. Threads may share it; a query
+    waits for the previous one. Raises QueryError for a wrong predicate, UnknownIdError, StoreError.
+    """
+
+    def __init__(self, root: Root, author: str | None = None) -> None:
+        self.root, self._author = root, author
+        self._lock = threading.Lock()
+        self._connection: duckdb.DuckDBPyConnection | None = None
+
+    def rows(self, listing: Listing, where: str, order: Order) -> pl.DataFrame:
+        """Return the first MOST_ROWS rows of a list that a SQL predicate chooses, in an order."""
+        return self.ask(listing.query(where, order, MOST_ROWS), listing.params)
+
+    def count(self, listing: Listing, where: str) -> int:
+        """Return the number of all rows that a predicate chooses."""
+        return int(self.ask(listing.count_query(where), listing.params).item())
+
+    def texts(self, listing: Listing, rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, str | None]]:
+        """Return the beginnings of question and answer of rows of a list, by the id of the row."""
+        ids = [row[listing.columns[0]] for row in rows]
+        versions = sorted({row.get("version", listing.params.get("version")) for row in rows})
+        tables: Sequence[RolloutTable] = ("rollouts", "evals") if "found_in" in listing.columns else (listing.table,)
+        queries = [figure("texts_of_groups")] if listing.kind == "group" else [texts(table) for table in tables]
+        found = [self.ask(query, {"ids": ids, "versions": versions}) for query in queries]
+        return {row["id"]: row for frame in found for row in frame.to_dicts()}
+
+    def ask(self, query: str, params: Mapping[str, Any]) -> pl.DataFrame:
+        """Return the rows of a query that may only read."""
+        with self._lock:
+            with result_of(self._connected(), [self.root], query, params) as reader:
+                return to_frame(reader)
+
+    def _connected(self) -> duckdb.DuckDBPyConnection:
+        """Return the connection; the caller holds the lock."""
+        if self._connection is None:
+            self._connection = connect(self.root, sealed=True)
+        return self._connection
+
+    def diagnostics(self) -> list[str]:
+        """Return the diagnostics of the run, and since when, in the words of `ludic watch`."""
+        with self._lock:
+            rows = ask(self._connected(), self.root, figure("newest_metrics"))
+        return list(map(str, stored_diagnostics(self.root, rows)))
+
+    def stop(self) -> None:
+        """End the query that is running; its caller gets a QueryError."""
+        if self._connection is not None:
+            self._connection.interrupt()
+
+    def refresh(self) -> None:
+        """Let later queries show rollouts that are stored by then."""
+        with self._lock:
+            if self._connection is not None:
+                refresh(self._connection)
+
+    def find(self, rollout_id: str) -> Lookup:
+        """Return a rollout, whose row also has lists of ratios and token_advantages if training stored them."""
+        with self._lock:
+            found = look_up(self.root, rollout_id, "rollout", con=self._connected())
+        row = found.rows[0]
+        trained = (
+            self.ask(figure("trained_tokens_of_rollout"), {"id": row["rollout_id"]}).to_dicts() if found.uses else []
+        )
+        if not trained:
+            return found
+        logprobs = trained[0]["trainer_logprobs"] or []
+        sampled_with = () if row["capture"] in WITHOUT_LOGPROBS else row["response_logprobs"]
+        ratios = [_ratio(*pair) for pair in zip(logprobs, sampled_with, strict=False)]
+        return replace(found, rows=[row | {"ratios": ratios, "token_advantages": trained[0]["token_advantages"]}])
+
+    def labels(self, rollout_id: str) -> list[dict[str, Any]]:
+        """Return the labels of a rollout, oldest first."""
+        return self.ask(figure("labels_of_rollout"), {"id": rollout_id}).to_dicts()
+
+    def label(self, rollout_id: str, mark: str, note: str, name: str = LABEL) -> None:
+        """Store a label. mark: read as a number if it is one; an empty mark and note withdraw the label."""
+        root = Root.open(self.root.url, writable=True)
+        put_label(root, rollout_id, _as_mark(mark.strip()), note.strip() or None, name=name, author=self._author)
+
+    @cached_property
+    def token_reader(self) -> TokenReader:
+        return load_token_reader(self.root)
+
+
+def _as_mark(text: str) -> float | str | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return text or None
+    return number if math.isfinite(number) else text
+
+
+def _ratio(trainer_logprob: float, sampler_logprob: float) -> float:
+    difference = trainer_logprob - sampler_logprob
+    return math.exp(max(-_MOST_LOG_RATIO, min(_MOST_LOG_RATIO, difference)))

@@ -1,1 +1,0 @@
-"""Maintain a root: compact small files, expire old rows, verify files and quarantine broken ones."""

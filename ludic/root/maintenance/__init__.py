@@ -1,0 +1,5 @@
+"""Maintenance of a root: check and repair, compact, expire."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

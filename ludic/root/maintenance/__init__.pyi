@@ -1,0 +1,13 @@
+from .compaction import ROW_GROUP_ROWS as ROW_GROUP_ROWS
+from .compaction import CompactionReport as CompactionReport
+from .compaction import compact as compact
+from .compaction import sealed_before as sealed_before
+from .expiry import ExpiryReport as ExpiryReport
+from .expiry import expire as expire
+from .expiry_rule import ExpiryRule as ExpiryRule
+from .verify import TABLES as TABLES
+from .verify import FileFooter as FileFooter
+from .verify import VerifyReport as VerifyReport
+from .verify import check_root as check_root
+from .verify import read_footers as read_footers
+from .verify.checks import Finding as Finding

@@ -1,0 +1,5 @@
+"""SQL over the files of runs, with DuckDB: views, figures, advantages, filters, measures, the planner."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,10 @@
+from .filesystem import Storage as Storage
+from .filesystem import back_off as back_off
+from .local import SCRATCH as SCRATCH
+from .local import Content as Content
+from .local import follow_umask as follow_umask
+from .local import open_to_append as open_to_append
+from .local import refuse_linked_log as refuse_linked_log
+from .s3 import CLIENT_CONFIG as CLIENT_CONFIG
+from .s3 import S3 as S3
+from .s3 import ObstoreS3 as ObstoreS3

@@ -1,0 +1,16 @@
+from .config import MICRO_BATCH_TOKENS as MICRO_BATCH_TOKENS
+from .config import OFFLINE_SETTINGS as OFFLINE_SETTINGS
+from .config import BatchConfig as BatchConfig
+from .online import OnlineSource as OnlineSource
+from .packing import MicroBatch as MicroBatch
+from .packing import TrainingSequence as TrainingSequence
+from .packing import assign as assign
+from .packing import pack as pack
+from .reading import read_rank_batch as read_rank_batch
+from .reading import read_sequences as read_sequences
+from .replanner import Replanner as Replanner
+from .source import BatchPlan as BatchPlan
+from .source import batch_rules as batch_rules
+from .source import names_in_root as names_in_root
+from .stream import BatchStream as BatchStream
+from .stream import PlannedStream as PlannedStream

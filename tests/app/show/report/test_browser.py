@@ -1,0 +1,68 @@
+"""The page in a real browser: no request, no script, no message on the console, no scrolling sideways on a phone."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from app.show.report.conftest import SPELT
+
+import ludic
+from ludic.root.root import Root
+
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra browser)")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium on the PATH")
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+def opened(browser: Any, file: Path, seen: list[str], **options: Any) -> Any:
+    """Open a file in a new window, and note its requests, messages, errors and dialogs."""
+    page = browser.new_context(**options).new_page()
+    page.on("request", lambda request: seen.append(request.url))
+    page.on("console", lambda message: seen.append(message.text))
+    page.on("pageerror", lambda error: seen.append(str(error)))
+    page.on("dialog", lambda dialog: seen.append(dialog.message))
+    page.goto(file.as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    return page
+
+
+@pytest.mark.slow
+def test_hostile_rows_are_text_in_a_browser(browser: Any, hostile: Root, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    ludic.Run(hostile).report(file)
+    seen: list[str] = []
+    page = opened(browser, file, seen)
+    page.wait_for_load_state("networkidle")
+    assert seen == [file.as_uri()]
+    assert page.title() == f"ludic report: {hostile.url}"
+    assert page.locator("script, img, iframe, object, embed, link, base, form, [onload], [onerror]").count() == 0
+    links = page.eval_on_selector_all("a", "links => links.map(link => link.getAttribute('href'))")
+    assert links == ["#training", "#groups", "#evaluation", "#comparison"]
+    texts = page.eval_on_selector_all("pre", "found => found.map(each => each.textContent)")
+    assert len(texts) >= 8
+    assert set(texts) == {SPELT}
+    assert SPELT in page.eval_on_selector_all("td", "found => found.map(each => each.textContent)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_scrolls_down_only_and_follows_its_colours(
+    browser: Any, hostile: Root, tmp_path: Path, scheme: str
+) -> None:
+    file = tmp_path / "report.html"
+    ludic.Run(hostile).report(file)
+    page = opened(browser, file, [], viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]

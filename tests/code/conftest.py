@@ -1,5 +1,0 @@
-"""A run that has started."""
-
-from cli.conftest import ludic, model_folder, started
-
-__all__ = ["ludic", "model_folder", "started"]
