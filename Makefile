@@ -128,7 +128,7 @@ check: .venv/installed  ## format, lint, types, import contracts, generated docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/python .ci/contracts.py
 	$(BIN)/python -m ludic.records | diff docs/schemas.md - || (echo "docs/schemas.md is stale; run make format"; exit 1)
 	$(BIN)/python -m ludic.app.cli.docs --check
 	$(BIN)/python -m ludic.root docs/storage.md --check

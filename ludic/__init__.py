@@ -6,6 +6,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ludic.base.moved import explain_moved_modules
+
 if TYPE_CHECKING:
     from ludic.app import Run, create, dpo, fit, grpo, sft
     from ludic.app import open_run as open
@@ -81,6 +83,9 @@ __all__ = [
     "scan",
     "sft",
 ]
+
+
+explain_moved_modules()
 
 
 def __getattr__(name: str) -> Any:

@@ -46,7 +46,7 @@ from ludic.root.sql.planner import BatchRules, Planner
 from ludic.run.config import RunConfig
 from ludic.run.run_json import put_run
 
-RECORDED = Path(__file__).parent / "schema" / "written_bytes.json"
+RECORDED = Path(__file__).parent / "records" / "written_bytes.json"
 PROGRAMS = ("pyarrow", "duckdb")
 """What else decides about the bytes."""
 NOON = datetime(2026, 11, 5, 12, tzinfo=UTC)

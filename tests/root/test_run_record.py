@@ -128,14 +128,20 @@ def test_settings_are_read_once_however_often_they_are_asked_for(filled: Root) -
     assert run_of(rewrite(filled, seed=3)).seed == 3
 
 
-MODULES = ("store", "sql", "schema", "maintenance.verify", "maintenance.compact")
+MODULES = (
+    "root.rows.reader",
+    "root.sql.planner",
+    "records.tables",
+    "root.maintenance.verify",
+    "root.maintenance.compaction",
+)
 
 
 def test_store_sql_and_maintenance_load_no_settings_of_runs_and_no_names_of_other_trainers() -> None:
     code = (
         f"import sys; from importlib import import_module; [import_module(f'ludic.{{name}}') for name in {MODULES}];"
-        "print([name for name in sys.modules if name.startswith(('ludic.run.config', 'ludic.settings', 'ludic.settings.flags',"
-        " 'ludic.run.run_json', 'ludic.adapters'))])"
+        "print([name for name in sys.modules if name.startswith(('ludic.run.', 'ludic.settings.table',"
+        " 'ludic.settings.flags', 'ludic.adapters'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

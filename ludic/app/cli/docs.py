@@ -347,9 +347,23 @@ def forms_table(folder: Path) -> str:
 
 _FILES = """# Files of the package
 
-Written by `make format` from the first sentences of the modules. [ARCHITECTURE.md](../ARCHITECTURE.md) says how the
-folders depend on each other, [CONTRIBUTING.md](../CONTRIBUTING.md) where to add what.
+Written by `make format` from the first sentences of the modules and from the doors of the rooms (`__init__.pyi`): other
+rooms import a name from its room's door, as `from ludic.root import Root`, never from the file.
+[ARCHITECTURE.md](../ARCHITECTURE.md) says how the rooms depend on each other, and
+[CONTRIBUTING.md](../CONTRIBUTING.md) where to add what.
 """
+
+
+def doors(package: Path) -> dict[Path, tuple[str, list[str]]]:
+    """Return the room and the names that a file gives at its door, by the file's path without .py."""
+    found: dict[Path, tuple[str, list[str]]] = {}
+    for stub in sorted(package.rglob("__init__.pyi")):
+        for node in ast.parse(stub.read_bytes()).body:
+            assert isinstance(node, ast.ImportFrom), f"{stub}: wanted imports alone"
+            path = stub.parent / (node.module or "").replace(".", "/")
+            room = ".".join((package.name, *stub.parent.relative_to(package).parts))
+            found[path] = (room, found.get(path, (room, []))[1] + [each.name for each in node.names])
+    return found
 
 
 def files_page(folder: Path) -> str:
@@ -358,15 +372,24 @@ def files_page(folder: Path) -> str:
     folder: of the repository. A module without a docstring is an error; such an __init__ or __main__ is left out.
     """
     sections: dict[Path, list[str]] = {}
+    at_doors = doors(folder / "ludic")
     for path in sorted((folder / "ludic").rglob("*.py"), key=lambda path: (path.parent.parts, path.name)):
         text = ast.get_docstring(ast.parse(path.read_bytes()))
         assert text or path.stem in ("__init__", "__main__"), f"{path}: no docstring"
         if text:
-            sections.setdefault(path.parent, []).append(f"| `{path.name}` | {_first_sentence(text)} |")
+            module = path.parent if path.stem == "__init__" else path.with_suffix("")
+            room, names = at_doors.get(module, ("", []))
+            given = f"`{room}`: {', '.join(f'`{each}`' for each in names)}" if names else ""
+            sections.setdefault(path.parent, []).append(f"| `{path.name}` | {_first_sentence(text)} | {given} |")
     lines = [
         line
         for parent, rows in sections.items()
-        for line in (f"\n## {parent.relative_to(folder)}\n", "| file | what it does |", "| --- | --- |", *rows)
+        for line in (
+            f"\n## {parent.relative_to(folder)}\n",
+            "| file | what it does | names at the door |",
+            "| --- | --- | --- |",
+            *rows,
+        )
     ]
     return "\n".join([_FILES, *lines]).replace("\n\n\n", "\n\n") + "\n"
 

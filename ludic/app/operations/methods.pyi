@@ -1,30 +1,30 @@
 """Types of the methods of `Run`. Written by `make format` from the operations."""
 
-from ludic.app.operations import ask_again, evaluations, exchange, keep, look, machines, start
+from ludic.app.operations import counterfactual, evaluations, exchange, inspect_run, machines, maintain, start
 
 class Methods:
-    bisect = ask_again.bisect
+    bisect = counterfactual.bisect
     check = start.check
     cluster = machines.cluster
-    compact = keep.compact
+    compact = maintain.compact
     compare = evaluations.compare
     contamination = evaluations.contamination
-    cut = ask_again.cut
+    cut = counterfactual.cut
     eval = evaluations.eval_
-    expire = keep.expire
+    expire = maintain.expire
     export = exchange.export
     import_ = exchange.import_
-    label = look.label
-    report = look.report
+    label = inspect_run.label
+    report = inspect_run.report
     run = start.run
-    sample = look.sample
+    sample = inspect_run.sample
     scale = machines.scale
     score = evaluations.score
     serve = machines.serve
-    sql = look.sql
+    sql = inspect_run.sql
     train = start.train
-    verify = keep.verify
-    view = look.view
-    watch = look.watch
-    what_if = ask_again.what_if
+    verify = maintain.verify
+    view = inspect_run.view
+    watch = inspect_run.watch
+    what_if = counterfactual.what_if
     worker = start.worker

@@ -289,7 +289,7 @@ class EvalSettings(EvalConfigValues, MeasureConfigValues, CodeSettingsValues, to
     """Settings of `evaluations.eval_`."""
 
 class ExpireSettings(ExpiryRuleValues, total=False):
-    """Settings of `keep.expire`."""
+    """Settings of `maintain.expire`."""
 
 class ExportSettings(ExportOptionsValues, total=False):
     """Settings of `exchange.export`."""
@@ -312,7 +312,7 @@ class PlanSettings(
     engine: str
 
 class ReportSettings(MeasureConfigValues, total=False):
-    """Settings of `look.report`."""
+    """Settings of `inspect_run.report`."""
 
 class RunSettings(
     RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False
@@ -323,7 +323,7 @@ class RunSettings(
     env: Sequence[str]
 
 class SampleSettings(QuestionValues, total=False):
-    """Settings of `look.sample`."""
+    """Settings of `inspect_run.sample`."""
 
 class ScoreSettings(ScoreOptionsValues, total=False):
     """Settings of `evaluations.score`."""
@@ -335,7 +335,7 @@ class TrainSettings(TrainConfigValues, CodeSettingsValues, total=False):
     """Settings of `start.train`."""
 
 class ViewSettings(ViewOptionsValues, total=False):
-    """Settings of `look.view`."""
+    """Settings of `inspect_run.view`."""
 
 class WorkerSettings(WorkerConfigValues, CodeSettingsValues, EngineConfigValues, total=False):
     """Settings of `start.worker`."""

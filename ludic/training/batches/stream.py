@@ -1,9 +1,9 @@
 """Plan, read and pack the next batch in a thread while the previous step trains.
 
-`PlannedStream` is the trainer's. One thread on each rank makes a batch: on rank 0 it plans (ludic.training.batches.source),
-writes the ledger and sends the plan to the other ranks as Arrow IPC; then each rank reads the row groups of its own
-sequences and packs them (ludic.training.batches.reading). Memory holds the tokens of at most two batches. `BatchStream`
-gives batches of stored rollouts to other training loops.
+`PlannedStream` is the trainer's. One thread on each rank makes a batch: on rank 0 it plans
+(ludic.training.batches.source), writes the ledger and sends the plan to the other ranks as Arrow IPC; then each rank
+reads the row groups of its own sequences and packs them (ludic.training.batches.reading). Memory holds the tokens of at
+most two batches. `BatchStream` gives batches of stored rollouts to other training loops.
 """
 
 import threading

@@ -410,7 +410,8 @@ def test_sampling_needs_no_duckdb():
 
 
 def test_supervising_needs_no_torch():
-    code = "import sys, ludic.app.launch.local, ludic.app.launch.preflight; print({'torch', 'transformers'} & {*sys.modules})"
+    modules = "ludic.app.launch.local, ludic.app.launch.preflight"
+    code = f"import sys, {modules}; print({{'torch', 'transformers'}} & {{*sys.modules}})"
     assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
