@@ -1,4 +1,4 @@
-"""Compute the numbers of stored evaluations: each measure with its interval, by evaluation, version and environment.
+"""Compute what `ludic eval` prints from stored samples: each measure with its interval, by version and environment.
 
 Reads evals/ and evaluations/ through SQL; samples nothing. Raises QueryError for a measure that fails, ConfigError if
 nothing is stored or an interval does not fit a measure.

@@ -1,4 +1,4 @@
-"""Sample the groups of a run from their numbers, with the environments, parser, context and tools of its settings.
+"""Make the requests of a group from its number: examples, agents, parser, context and tools of the run's settings.
 
 An episode may have any number of rows, of one or several agents; the rows of a group's episodes are its rollouts.
 Raises ConfigError or ConsentError if a part of the run can't be made.

@@ -183,7 +183,7 @@ class Scheduler:
     ) -> BegunGroup:
         """Begin a group. requests: of its episodes, at least one. number: of no other group that is open.
 
-        environments: of this group; None are the pump's by the requests' env_name.
+        environments: of this group; None takes the scheduler's environment of the requests' env_name.
         """
         if environments is None:
             environments = self._environments[requests[0].env_name]

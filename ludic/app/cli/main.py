@@ -139,7 +139,10 @@ def _run(name: str, args: list[str]) -> int:
 
 
 def _call(command: Command, values: Mapping[str, Any]) -> Any:
-    """Call a command's operation with its settings by name; it gets an opened run, unless it opens that itself."""
+    """Call a command's operation with its settings by name; it gets an opened run, unless it opens that itself.
+
+    That of `ludic train` is the function `train` in ludic/app/operations/start.py, and so on by name.
+    """
     operation = command.operation
     parameters = signature(operation).parameters
     given = {**command.defaults, **arguments(operation, values)}

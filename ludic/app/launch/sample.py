@@ -1,4 +1,7 @@
-"""Sample rollouts for a run in this process; imports no planner and no trainer, so that workers stay small."""
+"""Run a worker in this process: engine, guard and the loop of ludic.rollouts.worker.
+
+Imports no planner and no trainer, so that workers stay small.
+"""
 
 import atexit
 import gc

@@ -541,8 +541,8 @@ class Planner:
             self._con.unregister(name)
 
 
-# --- Checks of the advantages ----------------------------------------------------------------- source: the advantage's
-# file, for errors. used: rows of the ledger that the step trains on.
+# --- Checks of the advantages --------------------------------------------------------------------------
+# source: the advantage's file, for errors. used: rows of the ledger that the step trains on.
 
 
 def check_advantages(source: str, used: pa.Table) -> None:

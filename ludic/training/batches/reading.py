@@ -205,9 +205,8 @@ def read_sequences(
 ) -> Sequences:
     """Read the tokens of ledger rows, in their order, also of rows that compaction has moved.
 
-    known: rows that were read already, Plan.tokens. Missing response_logprobs are taken from `computed`, else NaN.
-    Raises StoreError if a file is missing or broken. A broken file is
-    quarantined: the next trainer plans without it.
+    known: rows that were read already, BatchPlan.tokens. Missing response_logprobs are taken from `computed`, else NaN.
+    Raises StoreError if a file is missing or broken. A broken file is quarantined: the next trainer plans without it.
     """
     if rows.num_rows == 0:
         return Sequences.of([])
@@ -327,7 +326,7 @@ def _row_groups(rows: pa.Table) -> np.ndarray:
 # A plan is made from scalars, but a row's arrays may still be unusable: ids beyond the model's embedding, invalid
 # logprobs. The ledger is written before the step, and every later trainer makes the same plan again, so one such row
 # would end the run permanently. The columns read here are those of training; rank 0 keeps them for its own share of the
-# batch (Plan.tokens).
+# batch (BatchPlan.tokens).
 
 _MOST_NAMED = 5
 """Maximum number of rows of one check that the log, or an error, names."""

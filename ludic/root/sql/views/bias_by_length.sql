@@ -1,7 +1,8 @@
--- bias_by_length: fate of answers by their number of sampled tokens, to see whether training misses long ones grain:
--- one row per power of two of sampled tokens | reads: request_episodes num_too_old: dropped by max_off_policy_steps, or
--- too old when they came; share_used: of those that do not wait lost and given-up answers have no length: see outcome
--- of requests NULL: share_used while all of them wait
+-- bias_by_length: fate of answers by their number of sampled tokens, to see whether training misses long ones
+-- grain: one row per power of two of sampled tokens | reads: request_episodes
+-- num_too_old: dropped by max_off_policy_steps, or too old when they came; share_used: of those that do not wait
+-- lost and given-up answers have no length: see outcome of requests
+-- NULL: share_used while all of them wait
 select
     if(num_tokens > 0, 2 ** floor(log2(num_tokens)), 0)::bigint as min_tokens,
     count(*) as num_episodes,

@@ -1,7 +1,8 @@
--- bias_by_order: groups by the order of their starts, to see when groups were lost and whether early steps saw only
--- short answers grain: one row per twentieth of the groups of a run, in the order of their starts | reads: requests
--- num_tokens_mean: sampled tokens a complete group; share_used: of the complete groups that do not wait used_step_mean:
--- step that first used them NULL: means and shares of no groups
+-- bias_by_order: groups by the order of their starts, to see which were lost and whether early steps saw short answers only
+-- grain: one row per twentieth of the groups of a run, in the order of their starts | reads: requests
+-- num_tokens_mean: sampled tokens a complete group; share_used: of the complete groups that do not wait
+-- used_step_mean: step that first used them
+-- NULL: means and shares of no groups
 with placed as (
     select *, ntile(20) over (partition by run_id order by coalesce(started_at, ended_at), group_number) as twentieth
     from requests

@@ -1,9 +1,9 @@
--- eval_episodes: episodes of evaluations; each sample once grain: one row per episode_id and agent_id, without
--- sub-agents | reads: evals evaluation: the evaluation that sampled it (view evaluations), or the imported file
--- (imports/import-ID.json); sample_index: from 0 for each example a sample that two processes stored counts once, as
--- the one that was stored first tokens of sub-agents are divided among the agents of the episode; other lengths leave
--- them out NULL: evaluation of rows of other writers; reward of an episode that is not scored; wanted and correct as in
--- rollouts
+-- eval_episodes: episodes of evaluations; each sample once
+-- grain: one row per episode_id and agent_id, without sub-agents | reads: evals
+-- evaluation: the evaluation that sampled it (view evaluations), or the imported file (imports/import-ID.json); sample_index: from 0 for each example
+-- a sample that two processes stored counts once, as the one that was stored first
+-- tokens of sub-agents are divided among the agents of the episode; other lengths leave them out
+-- NULL: evaluation of rows of other writers; reward of an episode that is not scored; wanted and correct as in rollouts
 with own as (
     select
         case

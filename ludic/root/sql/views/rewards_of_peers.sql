@@ -1,9 +1,12 @@
 -- rewards_of_peers: rewards of the peers in a group, with which a trajectory's reward is compared; its own is one of
--- them; a trajectory counts once grain: one row per group_id and peers with a scored trajectory | reads: trajectories,
--- which says what peers are total, mean, std: of the rewards relative to the lowest, so that equal rewards give exactly
--- 0, and large rewards lose no digits; reward - lowest - mean is the reward minus the mean std: of the sample (n - 1),
--- and 0 for one reward; rewards: sorted NULL: never with the macro baseline_of for all but mean and rewards it would
--- take DuckDB 0.3 ms longer, in each plan sorted, so that sums are bit-identical for any number of threads
+-- them; a trajectory counts once
+-- grain: one row per group_id and peers with a scored trajectory | reads: trajectories, which says what peers are
+-- total, mean, std: of the rewards relative to the lowest, so that equal rewards give exactly 0, and large rewards lose no
+-- digits; reward - lowest - mean is the reward minus the mean
+-- std: of the sample (n - 1), and 0 for one reward; rewards: sorted
+-- NULL: never
+-- with the macro baseline_of for all but mean and rewards it would take DuckDB 0.3 ms longer, in each plan
+-- sorted, so that sums are bit-identical for any number of threads
 with groups as (
     select group_id, peers, list(reward order by reward) as rewards
     from trajectories

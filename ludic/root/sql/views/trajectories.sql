@@ -1,7 +1,8 @@
--- trajectories: all rows of one agent in one episode, as one row; each counts once in a baseline grain: one row per
--- trajectory_id | reads: trajectory_rows, which says which rows those are, and what peers are reward: episode_reward;
--- first_rollout_id: the first row that is left, since a filter may drop rows response_length, action_length: tokens,
--- and sampled tokens, of all rows NULL: reward of a trajectory that was not scored; correct where that is not known
+-- trajectories: all rows of one agent in one episode, as one row; each counts once in a baseline
+-- grain: one row per trajectory_id | reads: trajectory_rows, which says which rows those are, and what peers are
+-- reward: episode_reward; first_rollout_id: the first row that is left, since a filter may drop rows
+-- response_length, action_length: tokens, and sampled tokens, of all rows
+-- NULL: reward of a trajectory that was not scored; correct where that is not known
 select
     trajectory_id,
     any_value(group_id) as group_id,

@@ -1,12 +1,13 @@
--- trajectory_rows: the trajectory of each rollout, which is all rows of one agent in one episode grain: one row per
--- rollout_id | reads: rollouts | view trajectories: the same, one row per trajectory two sub-agents of one agent_id in
--- an episode (siblings) are two trajectories, and so are a child and its parent trajectory_id: rollout_id of the
--- trajectory's first row. Rows before rollouts 1.4 lack it. There the rows of one episode_id, agent_id,
--- parent_rollout_id and episode_reward belong together: each with the lowest segment_index begins a trajectory, and the
--- others belong to the one of these with the lowest rollout_id peers: trajectories with equal peers share a baseline:
--- 'environment' for all agents of the environment, such as the players of a game; for sub-agents their agent_id and
--- depth NULL: episode_reward of a rollout that was not scored known names its columns: a star of 50 of them, twice,
--- costs DuckDB half a millisecond in each query
+-- trajectory_rows: the trajectory of each rollout, which is all rows of one agent in one episode
+-- grain: one row per rollout_id | reads: rollouts | view trajectories: the same, one row per trajectory
+-- two sub-agents of one agent_id in an episode (siblings) are two trajectories, and so are a child and its parent
+-- trajectory_id: rollout_id of the trajectory's first row. Rows before rollouts 1.4 lack it. There the rows of one
+-- episode_id, agent_id, parent_rollout_id and episode_reward belong together: each with the lowest segment_index begins
+-- a trajectory, and the others belong to the one of these with the lowest rollout_id
+-- peers: trajectories with equal peers share a baseline: 'environment' for all agents of the environment, such as the
+-- players of a game; for sub-agents their agent_id and depth
+-- NULL: episode_reward of a rollout that was not scored
+-- known names its columns: a star of 50 of them, twice, costs DuckDB half a millisecond in each query
 with known as (
     select
         rollout_id,
