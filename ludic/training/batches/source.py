@@ -65,8 +65,11 @@ def with_roots(plan: pa.Table, ledger: pa.Table) -> pa.Table:
 
 
 class Demand(Protocol):
-    """Callbacks of a source about the groups that workers sample; ludic.training.publisher.Publisher implements
-    them."""
+    """Callbacks of a source about the groups that workers sample.
+
+    ludic.training.publisher.Publisher implements them, and ludic.training.batches.budget decides how many groups
+    workers may begin.
+    """
 
     def note_arrivals(self, rows: pa.Table, num_ready_groups: int) -> None:
         """Record new rows. num_ready_groups: groups read and not planned, including the new ones."""
