@@ -216,8 +216,12 @@ ALLOWED = {
         app/operations/fit_inputs.py _delete_unused rmdir rmdir rmdir
     """,
     "a folder of the package itself, in its repository": """
-        app/cli/docs.py write mkdir write_text unlink
+        app/cli/docs.py write unlink
+        app/cli/docs.py _write mkdir write_text
         root/__main__.py - write_text
+    """,
+    "the source of functions, as a text in memory": """
+        app/operations/fit_inputs.py _write_functions extract
     """,
     "an open file, bytes in memory, a pipe, a device, a connection, or a name of a column": """
         adapters/imports/records.py open_file fsspec.open

@@ -60,7 +60,7 @@ class RunConfig:
     """Gradient steps between two published versions."""
     batches_ahead: Annotated[int, Range(0, 10**4)] | None = None
     """Batches that workers may sample beyond those that the current version needs; 0 is nearly on-policy. None lets
-    them sample as far ahead as keeps the trainer busy, within max_off_policy_steps (ludic.training.batches.budget)."""
+    them sample as far ahead as keeps the trainer busy, within max_off_policy_steps."""
     num_workers: Annotated[Processes, Role(first_page=True)] = 1
     """Number of workers that share the schedule. More or fewer may run; see ludic.rollouts.group_schedule."""
     temperature: Annotated[Temperature, _OF_SAMPLING] = 1.0

@@ -255,7 +255,8 @@ def describe(kind: Any, source: Origin = "code") -> str:
         if parts is None or get_origin(inner[0]) is Literal:
             return describe(inner[0], source)
         names = parts.names()
-        return f"one of {', '.join(map(repr, names))}" if len(names) <= _MOST_DESCRIBED else "a name"
+        named = f"one of {', '.join(map(repr, names))}" if len(names) <= _MOST_DESCRIBED else "a name"
+        return f"{named} or None" if NoneType in plain_kinds(inner[0]) else named
     if origin in (Union, UnionType):
         return " or ".join(describe(each, source) for each in inner)
     if origin is Literal:

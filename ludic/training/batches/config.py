@@ -42,7 +42,7 @@ class BatchConfig:
     """Maximum number of steps that train on one group, online."""
     max_off_policy_steps: Annotated[CountOr0 | None, Role(changes_weights=False)] = 32
     """Drop rollouts sampled more than this many policy versions before the trainer's version; None keeps all. It also
-    bounds how far ahead workers sample (ludic.training.batches.budget). Not used offline."""
+    bounds how far ahead workers sample. Not used offline."""
     max_age_s: Annotated[Seconds | None, Role(changes_weights=False)] = None
     """Drop rollouts written more than this many seconds ago; None keeps all. Not used offline."""
     baseline_over: Annotated[Literal["group", "kept"], Role(changes_weights=False, of_algorithm=True)] = "group"

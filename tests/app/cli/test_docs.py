@@ -11,8 +11,13 @@ def test_a_module_is_a_row_with_its_first_sentence(tmp_path: Path) -> None:
     (tmp_path / "ludic/root").mkdir(parents=True)
     (tmp_path / "ludic/root/sheep.py").write_text('"""Count sheep | goats in\n{root}/*. And lambs.\n\nMore."""\n')
     (tmp_path / "ludic/root/__init__.py").write_text("")
-    row = "| `sheep.py` | Count sheep \\| goats in {root}/\\* |\n"
-    assert files_page(tmp_path).endswith(f"what.\n\n## ludic/root\n\n| file | what it does |\n| --- | --- |\n{row}")
+    (tmp_path / "ludic/root/__init__.pyi").write_text(
+        "from .sheep import Sheep as Sheep\nfrom .sheep import shear as shear\n"
+    )
+    (tmp_path / "ludic/root/wolves.py").write_text('"""Count wolves."""\n')
+    head = "\n\n## ludic/root\n\n| file | what it does | names at the door |\n| --- | --- | --- |\n"
+    sheep = "| `sheep.py` | Count sheep \\| goats in {root}/\\* | `ludic.root`: `Sheep`, `shear` |\n"
+    assert files_page(tmp_path).endswith(f"{head}{sheep}| `wolves.py` | Count wolves |  |\n")
 
 
 def test_every_setting_is_on_the_index_and_links_to_a_page_that_is_written() -> None:

@@ -210,7 +210,7 @@ def test_bisect_claims_nothing_of_steps_that_it_did_not_look_at(ludic, recorded:
         (["check"], f"records the steps of {TRAINER}"),
         (["cut", "--step", "5", "bug"], f"{TRAINER} trained attempt 1, and only ludic's own steps can be replayed"),
         (["sample", "--prompt", "why"], "records another program's run, so no weights are in it"),
-        (["eval"], "is the placeholder of a recorded program's environment"),
+        (["eval"], "stands for that of a recorded run, which is in the program that was recorded; name one with --env"),
         (["compare", "@1", "@2"], f"has no evaluation; record those of {TRAINER}, as rows of purpose eval"),
         (["export", "--format", "hf", "--out", "weights"], "has no weights of any version"),
     ],
