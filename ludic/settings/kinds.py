@@ -284,7 +284,7 @@ TRACKER = Kind(
 """Programs that show a run while it trains. A trainer keeps the tracker of the last one, which the root names."""
 LAUNCHER = Kind(
     role="launcher",
-    built_in={"local": "ludic.app.launch.local:launch_here", "ray": "ludic.adapters.ray.launcher:launch"},
+    built_in={"local": "ludic.app.launch.local:launch_processes", "ray": "ludic.adapters.ray.launcher:launch"},
     entry_points="ludic.launchers",
 )
 CLUSTER_SYSTEM = Kind(

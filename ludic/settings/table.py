@@ -39,8 +39,8 @@ from ludic.settings.renamed import GONE, RENAMED
 from ludic.settings.values import (
     SCALARS,
     MisfitError,
-    Names,
     Origin,
+    PartNames,
     Range,
     Role,
     annotations,
@@ -227,9 +227,9 @@ class Setting:
         return tuple(each for kind in self.kinds if get_origin(kind) is Literal for each in get_args(kind))
 
     @property
-    def parts(self) -> Names | None:
+    def parts(self) -> PartNames | None:
         """The kind of parts of which it names one."""
-        return next((each for each in annotations(self.kind) if isinstance(each, Names)), None)
+        return next((each for each in annotations(self.kind) if isinstance(each, PartNames)), None)
 
     @property
     def ranges(self) -> tuple[Range, ...]:

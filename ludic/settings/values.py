@@ -38,7 +38,7 @@ class Range:
 
 
 @runtime_checkable
-class Names(Protocol):
+class PartNames(Protocol):
     """The parts of a kind (ludic.settings.kinds), of which the annotated text names one: Annotated[str, TRACKER]."""
 
     def names(self) -> Sequence[str]:
@@ -77,6 +77,8 @@ class Role:
     """Whether it belongs to one call of an evaluation: which weights, and limits of the machine. No suite holds it."""
     stored_if_set: bool = False
     """Whether run.json lacks it if it is off, so that a ludic that does not know it can open the run."""
+    only_with: tuple[str, ...] = ()
+    """The cluster systems that use it; () if all do."""
 
 
 # --- Conversion ----------------------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ def _is_choice(value: Any, choice: Any, source: Origin) -> bool:
 def _fit_annotated(value: Any, inner: tuple[Any, ...], source: Origin) -> Any:
     for limit in inner[1:]:
         # The root of another machine may name a part that is not installed here.
-        if isinstance(limit, Names) and source != "stored" and isinstance(value, str):
+        if isinstance(limit, PartNames) and source != "stored" and isinstance(value, str):
             limit.check(value)
     found = fit(value, inner[0], source)
     for limit in inner[1:]:
@@ -251,7 +253,7 @@ def describe(kind: Any, source: Origin = "code") -> str:
     """Describe a type in words: a whole number or None; one of 'a', 'b'; a list, each a text."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        parts = next((each for each in inner[1:] if isinstance(each, Names)), None)
+        parts = next((each for each in inner[1:] if isinstance(each, PartNames)), None)
         if parts is None or get_origin(inner[0]) is Literal:
             return describe(inner[0], source)
         names = parts.names()

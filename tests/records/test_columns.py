@@ -37,7 +37,7 @@ def test_lists_are_joined_without_a_change_of_their_numbers():
 @pytest.mark.parametrize("lists", [[[1.7]], [np.array([2**32 + 5])], [[1], [np.nan]]])
 def test_numbers_that_the_dtype_does_not_have_are_refused(lists):
     with (
-        pytest.raises(ValueError, match="a list holds numbers that int32 does not have"),
+        pytest.raises(ValueError, match="a list holds numbers that int32 can't represent"),
         np.errstate(invalid="ignore"),
     ):
         Ragged.of(lists, np.int32)

@@ -44,7 +44,7 @@ def test_a_run_of_an_older_minor_version_opens(run_config):
 
 @pytest.mark.parametrize("version", ["v1.0", "v1.6"])
 def test_a_run_that_does_not_say_what_identifies_an_example_keeps_question_and_answer(tmp_path, version):
-    golden = Path(__file__).parent / "golden" / version / "run.json"
+    golden = Path(__file__).parents[1] / "golden" / version / "run.json"
     (tmp_path / "run.json").write_bytes(golden.read_bytes())
     assert Root.open(str(tmp_path)).example_ids == "question"
 

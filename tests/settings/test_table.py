@@ -12,9 +12,9 @@ from command_settings import parsed as parsed_of
 from ludic.app.cli.commands import COMMANDS
 from ludic.app.cli.docs import settings_pages, texts_below
 from ludic.app.cli.docs import table as table_of
+from ludic.app.operations.create import RootUrl
 from ludic.app.operations.exchange import ExportOptions
 from ludic.app.operations.operation import operation
-from ludic.app.operations.start import RootUrl
 from ludic.engines.engine import SamplingParams
 from ludic.errors import ConfigError
 from ludic.eval.config import EvalConfig

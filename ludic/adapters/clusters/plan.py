@@ -47,10 +47,6 @@ SERVER_PORT = 8000
 """Port of the server beside a worker, on a machine of its own."""
 _HEADROOM = 1.25
 """Factor on the memory that is planned: for files in memory, rollouts of a batch, and what a plan does not know."""
-_OF_SOME = (
-    *("partition", "account", "namespace", "secret", "infra", "image", "setup", "max_hours", "log_folder", "line"),
-)
-"""Settings that apply to some systems only."""
 _UNKNOWN_GB = 32
 """GiB of a process whose model can't be looked at where the files are written."""
 
@@ -145,8 +141,6 @@ class System:
     """Command that starts a file, with {} in its place."""
     make_files: Callable[[ClusterPlan], dict[str, str]]
     """Returns the texts of the files by name."""
-    settings: tuple[str, ...] = ()
-    """Those settings of ClusterConfig for some systems only that apply to this one."""
     missing: Callable[[ClusterConfig], str | None] = lambda cluster: None
     """Returns which setting is missing, and what to give; None if none is."""
     sees_folders: bool = False
@@ -154,9 +148,10 @@ class System:
 
     def check(self, cluster: ClusterConfig) -> None:
         """Raise SettingsError for settings that the system does not use or lacks."""
-        for name in _OF_SOME:
-            if getattr(cluster, name) and name not in self.settings:
-                raise SettingsError(f"{name} does not apply to {self.name}; leave it out")
+        for each in settings_of(ClusterConfig):
+            systems = each.role.only_with
+            if systems and self.name not in systems and getattr(cluster, each.name):
+                raise SettingsError(f"{each.name} does not apply to {self.name}; leave it out")
         if (missing := self.missing(cluster)) is not None:
             raise SettingsError(missing)
 

@@ -232,14 +232,12 @@ SLURM = System(
     name="slurm",
     start="sbatch {}",
     make_files=slurm_files,
-    settings=("partition", "account", "setup", "max_hours", "log_folder", "line"),
     sees_folders=True,
 )
 KUBERNETES = System(
     name="kubernetes",
     start="kubectl apply -f {}",
     make_files=kubernetes_files,
-    settings=("namespace", "secret", "image", "max_hours"),
     missing=_missing_for_kubernetes,
 )
 _fit: tuple[ClusterSystem, ...] = (SLURM, KUBERNETES)

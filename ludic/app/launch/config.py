@@ -184,28 +184,28 @@ class ClusterConfig:
     its own, which is restarted alone."""
     variable: tuple[str, ...] = ()
     """Environment variables of all processes, such as HF_HOME=/shared/hf NCCL_SOCKET_IFNAME=eth0; no secrets."""
-    max_hours: Annotated[int | None, Range(1, 10**5), Role(first_page=True)] = None
+    max_hours: Annotated[int | None, Range(1, 10**5), Role(first_page=True, only_with=("slurm", "kubernetes"))] = None
     """Hours after which the cluster ends the jobs; None is 24 with slurm, no limit with kubernetes."""
     stop_within_s: StopWithin = STOP_WITHIN_S
     """Seconds that a process may take to stop cleanly after SIGTERM, such as to finish a step and write a checkpoint;
     then it is killed. Slurm sends SIGTERM so long before the time limit."""
-    setup: Annotated[str | None, Role(first_page=True)] = None
+    setup: Annotated[str | None, Role(first_page=True, only_with=("slurm",))] = None
     """slurm: shell code that makes `ludic` available on a machine, such as "source ~/ludic/bin/activate"."""
-    image: Annotated[str | None, Role(first_page=True)] = None
+    image: Annotated[str | None, Role(first_page=True, only_with=("kubernetes",))] = None
     """kubernetes: container image with ludic and the engine."""
-    partition: str | None = None
+    partition: Annotated[str | None, Role(only_with=("slurm",))] = None
     """slurm: partition of the jobs."""
-    account: str | None = None
+    account: Annotated[str | None, Role(only_with=("slurm",))] = None
     """slurm: account of the jobs."""
-    log_folder: str | None = None
+    log_folder: Annotated[str | None, Role(only_with=("slurm",))] = None
     """slurm: folder of the jobs' log files, there before they start; None is the root's logs/ if Slurm can
     read its name, else the folder in which sbatch runs."""
-    line: tuple[str, ...] = ()
+    line: Annotated[tuple[str, ...], Role(only_with=("slurm",))] = ()
     """slurm: lines for both files, such as "#SBATCH --qos=high" or "module load cuda"; others than #SBATCH run before
     ludic does."""
-    namespace: str | None = None
+    namespace: Annotated[str | None, Role(only_with=("kubernetes",))] = None
     """kubernetes: namespace of the JobSet."""
-    secret: str | None = None
+    secret: Annotated[str | None, Role(only_with=("kubernetes",))] = None
     """kubernetes: name of a Secret whose entries become environment variables, such as the bucket's credentials."""
     trust_code: bool = False
     """Pass --trust-code to all processes: agree to run the Python files in the root, which machines refuse without."""

@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from ludic.app.operations.operation import operation
-from ludic.app.operations.start import RootUrl
 from ludic.run import RunConfig
-from ludic.settings import CodeSettings, SettingsError, check_names, convert, settings_of, split
+from ludic.settings import CodeSettings, SettingsError, Shown, check_names, convert, settings_of, split
 from ludic.training import TrainConfig
 
 if TYPE_CHECKING:
     from ludic.app.operations.run import Run
     from ludic.app.operations.typed import CreateSettings
+
+RootUrl = Annotated[str | PathLike[str], Shown("ROOT", by_position=True)]
 
 
 @operation(run=RunConfig, code=CodeSettings)

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ludic.app.launch.config import LaunchConfig, Start
+from ludic.app.operations.create import RootUrl
 from ludic.app.operations.operation import operation
-from ludic.app.operations.start import Algorithm, RootUrl
+from ludic.app.operations.start import Algorithm
 from ludic.base import EXAMPLE_IDS, find_by_name
 from ludic.engines import EngineConfig
 from ludic.errors import ConfigError, LudicError, MissingRootError

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ludic.app.operations.run import Run
     from ludic.app.operations.typed import ClusterSettings, PlanSettings, ServeSettings
 
-System = Annotated[str, CLUSTER_SYSTEM]
+SystemName = Annotated[str, CLUSTER_SYSTEM]
 Gigabytes = Annotated[float, Range(0, 10**6, above=True)]
 """10^9 bytes."""
 
@@ -171,7 +171,7 @@ def scale(run: "Run", num_workers: int, *, ray_address: str | None = None) -> No
 )
 def cluster(
     run: "Run",
-    system: Annotated[System, Shown("SYSTEM", by_position=True)],
+    system: Annotated[SystemName, Shown("SYSTEM", by_position=True)],
     config: "TrainConfig | None" = None,
     *,
     cluster: Annotated["ClusterConfig | None", FromFlag(ClusterConfig)] = None,

@@ -9,6 +9,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from ludic.app.launch.config import LaunchConfig, Start
+from ludic.app.operations.create import create
 from ludic.app.operations.operation import operation
 from ludic.base import ENGINE, TRAIN, require
 from ludic.engines import EngineConfig
@@ -22,7 +23,6 @@ from ludic.settings import (
     Processes,
     Role,
     SettingsError,
-    Shown,
     StopWithin,
     convert,
     given,
@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 Algorithm = Annotated[str | None, ALGORITHM, Role(first_page=True)]
 """Type of a parameter for the name of a preset; settings that are given override the preset's."""
-RootUrl = Annotated[str | PathLike[str], Shown("ROOT", by_position=True)]
 TrainerDevice = Literal["cpu", "cuda"] | None
 
 
@@ -90,8 +89,6 @@ def run(
     groups = {"run": RunConfig, "train": TrainConfig, "code": CodeSettings, "launch": LaunchConfig}
     url, parts = _url(run), split(settings, **groups, engine=EngineConfig)
     if like is not None or create_only:
-        from ludic.app.operations.create import create
-
         made = create(url, like=like, **parts["run"], **parts["code"])
         if create_only:
             return _created(made.root)

@@ -403,7 +403,7 @@ def test_a_trainer_elsewhere_goes_over_to_another_objective(root: Root) -> None:
     assert flags == ["--objective", "cispo", "--clip-low", "None"]
     assert next_config(root.url, {"objective": "cispo", "clip_low": None}, online=True) == config
     config = TrainConfig.of(objective="sapo", sapo_tau=(2.0, 1.0))
-    flags = make_plan(root, "slurm", config, EngineConfig(), ClusterConfig()).train_flags
+    flags = make_plan(root, systems.SLURM, config, EngineConfig(), ClusterConfig()).train_flags
     assert flags == ["--objective", "sapo", "--sapo-tau", "2.0", "1.0"]
 
 

@@ -45,7 +45,7 @@ ELSEWHERE = {
     },
     "filters": {},
     "selections": dict.fromkeys(("uniform", "epochs", "recency"), "test_selections.py"),
-    "measures": dict.fromkeys(("maj_at_k", "tool_errors"), "../eval/test_measures.py"),
+    "measures": dict.fromkeys(("maj_at_k", "tool_errors"), "../../eval/test_measures.py"),
 }
 """SQL over turns, or that draws: the tests of it."""
 
