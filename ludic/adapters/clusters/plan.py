@@ -48,7 +48,7 @@ SERVER_PORT = 8000
 _HEADROOM = 1.25
 """Factor on the memory that is planned: for files in memory, rollouts of a batch, and what a plan does not know."""
 _OF_SOME = (
-    *("partition", "account", "namespace", "secret", "infra", "image", "setup", "max_hours", "log_folder", "line"),
+    *("partition", "account", "namespace", "secret", "image", "setup", "max_hours", "log_folder", "line"),
 )
 """Settings that apply to some systems only."""
 _UNKNOWN_GB = 32
