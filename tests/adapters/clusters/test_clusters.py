@@ -278,7 +278,7 @@ def test_the_trainers_command_trains_one_model_on_two_machines(tmp_path: Path, r
 
 def test_settings_of_another_system_and_missing_ones_are_refused(root: Root) -> None:
     for system, cluster, message in [
-        ("slurm", KUBERNETES, "image does not apply to slurm"),
+        ("slurm", KUBERNETES, "namespace does not apply to slurm"),
         ("kubernetes", ClusterConfig(), "image is missing"),
         ("kubernetes", KUBERNETES, "is a folder, which machines of kubernetes do not see"),
     ]:
@@ -403,7 +403,7 @@ def test_a_trainer_elsewhere_goes_over_to_another_objective(root: Root) -> None:
     assert flags == ["--objective", "cispo", "--clip-low", "None"]
     assert next_config(root.url, {"objective": "cispo", "clip_low": None}, online=True) == config
     config = TrainConfig.of(objective="sapo", sapo_tau=(2.0, 1.0))
-    flags = make_plan(root, "slurm", config, EngineConfig(), ClusterConfig()).train_flags
+    flags = make_plan(root, systems.SLURM, config, EngineConfig(), ClusterConfig()).train_flags
     assert flags == ["--objective", "sapo", "--sapo-tau", "2.0", "1.0"]
 
 
