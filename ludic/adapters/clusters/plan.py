@@ -47,9 +47,7 @@ SERVER_PORT = 8000
 """Port of the server beside a worker, on a machine of its own."""
 _HEADROOM = 1.25
 """Factor on the memory that is planned: for files in memory, rollouts of a batch, and what a plan does not know."""
-_OF_SOME = (
-    *("partition", "account", "namespace", "secret", "image", "setup", "max_hours", "log_folder", "line"),
-)
+_OF_SOME = (*("partition", "account", "namespace", "secret", "image", "setup", "max_hours", "log_folder", "line"),)
 """Settings that apply to some systems only."""
 _UNKNOWN_GB = 32
 """GiB of a process whose model can't be looked at where the files are written."""
