@@ -95,6 +95,8 @@ def test_its_files_for_slurm_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (settings,) = re.findall(r"^```toml\n# experiment.toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    Path("experiment.toml").write_text(settings)
     root = create_root(str(tmp_path / "7"), make_model(tmp_path / "model"), num_workers=8)
     ((_, _, system, *flags),) = named("cluster")
     with pytest.raises(SystemExit) as ended:
@@ -104,6 +106,8 @@ def test_its_files_for_slurm_are_written(
     assert {"export NCCL_SOCKET_IFNAME=eth0", "export GLOO_SOCKET_IFNAME=eth0"} <= set(trainer.splitlines())
     assert {"#SBATCH --nodes=2", "#SBATCH --gpus-per-node=h100:8"} <= set(trainer.splitlines())
     assert "--nproc-per-node=8" in trainer
+    assert "--num-steps 500" in trainer
+    assert "--engine vllm" in workers
     assert {"#SBATCH --array=0-7", "#SBATCH --gpus-per-node=h100:1"} <= set(workers.splitlines())
 
 

@@ -133,7 +133,7 @@ def _as_typed(each: Setting) -> str:
 
 def _with_known_flags(args: Sequence[str], table: Mapping[str, Setting], known: Collection[str]) -> list[str]:
     """Return the arguments with flags as the parser knows them, with hyphens. Refuses all flags that are not known."""
-    switches = {f"no-{each.flag[2:]}" for each in table.values() if each.is_switch}
+    switches = {f"no-{each.flag[2:]}" for each in table.values() if each.is_switch and each.has_flag}
     lists = {each.flag[2:] for each in table.values() if each.is_list}
     found: list[str] = []
     problems: list[str] = []
@@ -168,7 +168,10 @@ def _unknown_flag(
     given: str, name: str, table: Mapping[str, Setting], known: Collection[str], algorithm: str | None
 ) -> str:
     """Describe a flag that is not known. given: with its hyphens. name: with hyphens alone inside."""
-    meaning = meaning_elsewhere(name.removeprefix("no-").replace("-", "_"), table, _flag, algorithm)
+    bare = name.removeprefix("no-").replace("-", "_")
+    if bare in table and table[bare].only_in_file:
+        return f"{given} is no option of this command; put it into the file of --config"
+    meaning = meaning_elsewhere(bare, table, _flag, algorithm)
     if meaning and name not in known:  # -n is a mistake for --n where there is one
         return f"{given} is {meaning}"
     return f"there is no option {given}{_did_you_mean(name, known)}"

@@ -158,6 +158,8 @@ class Setting:
     """Sentence that follows the text below the field."""
     of_choice: Role | None = None
     """Role of the choice that has the owner as a member."""
+    only_in_file: bool = False
+    """Whether the command takes it from the file of --config alone, and not as a flag."""
 
     @property
     def name(self) -> str:
@@ -198,6 +200,10 @@ class Setting:
 
     @property
     def has_flag(self) -> bool:
+        return self.may_be_in_file and not self.only_in_file
+
+    @property
+    def may_be_in_file(self) -> bool:
         return not self.by_position or (self.shown is not None and self.shown.has_flag)
 
     @property

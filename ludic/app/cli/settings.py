@@ -40,18 +40,17 @@ _NO_RESULT = (None, "None", "pl.DataFrame")
 
 def settings_of_command(operation: Callable[..., Any]) -> tuple[Setting, ...]:
     """Return the settings of an operation, and --json if it returns a result."""
-    table = tuple(
-        replace(each, default=defaults[each.name]) if each.name in (defaults := _defaults_of(operation)) else each
-        for each in settings_of(operation)
-    )
+    command = COMMANDS.get(command_name(operation))
+    table = settings_of(operation)
+    if command is not None and command.operation is operation:
+        in_file = {each.name for owner in command.only_in_file for each in settings_of(owner)}
+        table = tuple(
+            replace(each, default=command.defaults.get(each.name, each.default), only_in_file=each.name in in_file)
+            for each in table
+        )
     if JSON in {each.name for each in table} or inspect.signature(operation).return_annotation in _NO_RESULT:
         return table
     return (*table, *settings_of(_printing))
-
-
-def _defaults_of(operation: Callable[..., Any]) -> Mapping[str, Any]:
-    command = COMMANDS.get(command_name(operation))
-    return {} if command is None or command.operation is not operation else command.defaults
 
 
 def _printing(*, json: bool = False) -> None:
@@ -78,6 +77,8 @@ def parse(
         flags = read_flags(table, args)
         if "help" in flags:
             description = f"{description}. --config FILE.toml sets options from a file."
+            if groups := {each.group or each.name for each in table if each.only_in_file}:
+                description += f" These come from it alone: {', '.join(sorted(groups))} (docs/settings.md)."
             print(help_of(table, flags["help"], program, description))
             sys.exit(0)
         config = flags.pop("config", None)
@@ -107,7 +108,7 @@ def _read_file(path: Path, settings: Sequence[Setting], algorithm: str | None) -
     `ludic run`, and holds what `ludic run` takes. algorithm: that of the flags.
     Raises ConfigError if the file can't be read, or holds an unknown setting or a value that does not fit one.
     """
-    table = {each.name: each for each in settings if each.has_flag}
+    table = {each.name: each for each in settings if each.may_be_in_file}
     of_others: dict[str, Setting] = {}
     of_run = settings_of(COMMANDS["run"].operation)
     if {each.owner for each in settings} & {each.owner for each in of_run}:  # they share a dataclass

@@ -166,6 +166,7 @@ def scale(run: "Run", num_workers: int, *, ray_address: str | None = None) -> No
 @operation(
     group="Start",
     place=6,
+    only_in_file=(TrainConfig, EngineConfig),
     train=TrainConfig,
     engine=EngineConfig,
 )
@@ -182,7 +183,8 @@ def cluster(
 ) -> "ClusterFiles":
     """Make the files that start a run with Slurm or Kubernetes (docs/launch.md).
 
-    Nothing is started. settings: fields of TrainConfig and EngineConfig. Raises ConfigError, also if a file is there
+    Nothing is started. The command takes the settings of the trainer and the engine from the file of --config alone.
+    settings: fields of TrainConfig and EngineConfig. Raises ConfigError, also if a file is there
     already.
 
     Args:

@@ -37,6 +37,8 @@ class Command:
     """Sorts the commands of a group in the help."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values that the command gives where no flag does, unlike a call in Python."""
+    only_in_file: tuple[type, ...] = ()
+    """Dataclasses whose settings the command takes from the file of --config, and not as flags."""
     on_sigterm: Literal["stop", "interrupt"] | None = None
     """stop: SIGTERM and Ctrl-C set its parameter `stop`, and it ends with success. interrupt: SIGTERM is a Ctrl-C."""
 
@@ -55,6 +57,7 @@ def operation(
     group: Group | None = None,
     place: int = 100,
     defaults: Mapping[str, Any] | None = None,
+    only_in_file: tuple[type, ...] = (),
     on_sigterm: Literal["stop", "interrupt"] | None = None,
     trains: bool = False,
     **groups: type,
@@ -103,7 +106,12 @@ def operation(
             assert group in get_args(Group), group
             assert name not in COMMANDS, f"two functions are `ludic {name}`"
             COMMANDS[name] = Command(
-                operation=call, group=group, place=place, defaults=defaults or {}, on_sigterm=on_sigterm
+                operation=call,
+                group=group,
+                place=place,
+                defaults=defaults or {},
+                only_in_file=only_in_file,
+                on_sigterm=on_sigterm,
             )
         return call  # type: ignore[return-value]
 

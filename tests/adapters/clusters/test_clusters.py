@@ -278,7 +278,7 @@ def test_the_trainers_command_trains_one_model_on_two_machines(tmp_path: Path, r
 
 def test_settings_of_another_system_and_missing_ones_are_refused(root: Root) -> None:
     for system, cluster, message in [
-        ("slurm", KUBERNETES, "image does not apply to slurm"),
+        ("slurm", KUBERNETES, "namespace does not apply to slurm"),
         ("kubernetes", ClusterConfig(), "image is missing"),
         ("kubernetes", KUBERNETES, "is a folder, which machines of kubernetes do not see"),
     ]:
@@ -409,8 +409,9 @@ def test_a_trainer_elsewhere_goes_over_to_another_objective(root: Root) -> None:
 
 @pytest.mark.slow
 def test_the_command_writes_files_once_and_says_what_starts_them(root: Root, tmp_path: Path) -> None:
-    args = ["cluster", root.url, "slurm", "--out", "jobs", "--workers", "2"]
-    said = forks.ludic(*args, "--num-steps", "7", folder=tmp_path)
+    (tmp_path / "experiment.toml").write_text("num_steps = 7\n")
+    args = ["cluster", root.url, "slurm", "--config", "experiment.toml", "--out", "jobs", "--workers", "2"]
+    said = forks.ludic(*args, folder=tmp_path)
     assert said.returncode == 0, said.stderr
     names = sorted(path.name for path in (tmp_path / "jobs").iterdir())
     assert said.stdout.splitlines() == [f"sbatch jobs/{name}" for name in names[::-1]]
@@ -420,8 +421,18 @@ def test_the_command_writes_files_once_and_says_what_starts_them(root: Root, tmp
     assert (again.returncode, "is there already" in again.stderr) == (1, True)
 
 
-def test_the_flags_of_the_command_are_the_settings(root: Root) -> None:
-    flags = ["--image", "me/ludic:1", "--num-steps", "9", "--tensor-parallel", "2", "--algorithm", "dapo"]
+def test_settings_of_trainer_and_engine_come_from_the_file_and_those_of_the_cluster_from_flags(
+    root: Root, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "experiment.toml"
+    file.write_text("num_steps = 9\ntensor_parallel = 2\ncpus = 8\nmax_tokens = 64\n")  # the last one is the run's
+    flags = ["--config", str(file), "--image", "me/ludic:1", "--algorithm", "dapo", "--cpus", "6"]
     settings = parsed(machines.cluster, root.url, "kubernetes", *flags)
+    assert settings.cluster.cpus == 6
     assert (settings.system, settings.root, settings.cluster.image) == ("kubernetes", root.url, "me/ludic:1")
     assert (settings.train.num_steps, settings.engine.tensor_parallel, settings.algorithm) == (9, 2, "dapo")
+    for flag in ("--num-steps", "--no-keep-token-stats", "--tensor-parallel"):
+        with pytest.raises(SystemExit):
+            parsed(machines.cluster, root.url, "kubernetes", flag, "9")
+        said = capsys.readouterr().err
+        assert f"{flag} is no option of this command; put it into the file of --config" in said

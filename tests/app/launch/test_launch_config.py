@@ -19,7 +19,7 @@ from ludic.rollouts.config import WorkerConfig
     [
         ({"launcher": "ray", "worker_gpus": "0"}, "trainer_gpus and worker_gpus name GPUs of this machine"),
         ({"launcher": "ray", "trainer_gpus": ""}, "trainer_gpus and worker_gpus name GPUs of this machine"),
-        ({"launcher": "slurm"}, "launcher is 'slurm', wanted one of 'local', 'ray'"),
+        ({"launcher": "slurm"}, "launcher 'slurm' is unknown; there are local, ray"),
         ({"eval_every": 0}, "eval_every is 0, wanted at least 1"),
         ({"eval_options": {"n": 4}}, "eval_options has no effect without eval_every"),
         (

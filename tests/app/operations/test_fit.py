@@ -324,7 +324,7 @@ def test_the_preparation_of_rows_is_shown_and_rows_that_are_left_out_are_named(
     def progress_bar() -> Iterator[Track]:
         yield lambda items, total, description: (shown.append((description, total)), items)[1]
 
-    monkeypatch.setattr("ludic.base.results.progress_bar", progress_bar)
+    monkeypatch.setattr("ludic.base.progress_bar", progress_bar)
     monkeypatch.setattr("ludic.app.operations.start.train", lambda *args, **options: None)
     rows = [{"prompt": "say", **{column: f"{word} {column}" for column in columns}} for word in WORDS]
     for column in columns:  # the chat template shows no calls

@@ -116,10 +116,11 @@ def test_one_function_is_a_method_a_command_and_a_line_of_docs(
     assert "nap Let a run sleep. It is not stored" in " ".join(ludic_command(capsys, "--help")[1].split())
 
     assert "| `nap(hours, ...)` | Let a run sleep. It is not stored | `ludic nap` |" in docs.methods_table()
-    page = docs.settings_pages()["settings/commands.md"]
+    pages = docs.settings_pages()
+    page, bed = pages["settings/commands.md"], pages["settings/bed.md"]
     assert "## ludic nap\n\nLet a run sleep. It is not stored." in page
     assert "| `hours` | a number, 0 to 12 | 1.0 | How long. |" in page
-    assert "| `hardness` | a whole number, 1 to 5 | 2 |  |" in page
+    assert "| `hardness` | a whole number, 1 to 5 | 2 |  |" in bed
     assert re.search(r"class NapSettings\(BedValues, total=False\):", docs.typed_stub())
     assert "    nap = test_operations.nap\n" in docs.methods_stub()
     assert "nap" in completion("bash")

@@ -74,8 +74,8 @@ def of_measure(root: Root) -> str:
 
 SEEN: Mapping[str, Callable[[Root], str]] = {
     "stats": lambda root: printed(collect_stats(root)).partition("environments\n")[2],
-    "show, a rollout": lambda root: printed(ludic.open(root.url).rollout(ids(root)[0])),
-    "show, a group": lambda root: printed(ludic.open(root.url).group(ids(root)[1])),
+    "view, a rollout": lambda root: printed(ludic.open(root.url).view(ids(root)[0], text=True)),
+    "view, a group": lambda root: printed(ludic.open(root.url).view(ids(root)[1], text=True)),
     "report": of_report,
     "view": of_screens,
     "measure ends": of_measure,
