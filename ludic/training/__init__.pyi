@@ -1,3 +1,5 @@
+from .batches.config import BatchConfig as BatchConfig
+from .batches.stream import BatchStream as BatchStream
 from .checkpoint import take_snapshot as take_snapshot
 from .checkpoint import write_checkpoint as write_checkpoint
 from .config import ModelConfig as ModelConfig

@@ -362,7 +362,8 @@ def doors(package: Path) -> dict[Path, tuple[str, list[str]]]:
             assert isinstance(node, ast.ImportFrom), f"{stub}: wanted imports alone"
             path = stub.parent / (node.module or "").replace(".", "/")
             room = ".".join((package.name, *stub.parent.relative_to(package).parts))
-            found[path] = (room, found.get(path, (room, []))[1] + [each.name for each in node.names])
+            given = found.get(path, (room, []))[1]  # also by the door of the room that this room is in
+            found[path] = (room, [*given, *(each.name for each in node.names if each.name not in given)])
     return found
 
 
