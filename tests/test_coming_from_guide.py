@@ -210,7 +210,7 @@ def test_a_run_of_trl_is_imported_and_looked_at(folder: Path) -> None:
     file.parent.mkdir(parents=True)
     pq.write_table(pa.table(rows), file)
     forked_in(folder, *command("import runs/theirs "))
-    assert "sums" in forked_in(folder, *command("stats runs/theirs"))
+    assert "sums" in forked_in(folder, *command("watch runs/theirs --totals"))
     (row,) = json.loads(forked_in(folder, *command("sql runs/theirs "), "--format", "json"))
     assert (row["env_name"], row["rollouts"]) == ("sums", 4)
     assert row["reward"] == pytest.approx(2 / 3)
