@@ -12,7 +12,8 @@ def test_a_module_is_a_row_with_its_first_sentence(tmp_path: Path) -> None:
     (tmp_path / "ludic/root/sheep.py").write_text('"""Count sheep | goats in\n{root}/*. And lambs.\n\nMore."""\n')
     (tmp_path / "ludic/root/wolf.py").write_text('"""Eat sheep."""\n')
     (tmp_path / "ludic/root/__init__.py").write_text("")
-    (tmp_path / "ludic/root/__init__.pyi").write_text("from .sheep import Sheep as Sheep\nfrom .sheep import ram as ram\n")
+    door = "from .sheep import Sheep as Sheep\nfrom .sheep import ram as ram\n"
+    (tmp_path / "ludic/root/__init__.pyi").write_text(door)
     (tmp_path / "ludic/__init__.pyi").write_text("from .root.sheep import ram as ram\n")
     rows = (
         "| `sheep.py` | Count sheep \\| goats in {root}/\\* | `ludic.root`: `ram`, `Sheep` |\n"
