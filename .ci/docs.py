@@ -23,7 +23,7 @@ PAGES = {
 }
 """Pages of the site by their files outside docs/."""
 _LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
-_SQL = {"connect": "connect", "refresh": "connect", "scan": "scan"}
+_SQL = {"connect": "connection", "refresh": "connection", "scan": "lazy_frames"}
 """Functions of `ludic` by the module of ludic.root.sql that has them."""
 _LANGUAGES = {".py": "python", ".sql": "sql", ".toml": "toml"}
 
@@ -99,9 +99,9 @@ def _reference() -> str:
     stub = (ROOT / "ludic/app/operations/methods.pyi").read_text()
     methods = re.findall(r"^    (\w+) = (\w+)\.(\w+)$", stub, re.MULTILINE)
     parts = ["# Python reference\n\nExamples: [Train from Python](fit.md), [Python API](api.md).\n\n## ludic\n"]
-    functions = {name: f"operations.fit.{name}" for name in ("grpo", "fit", "sft", "dpo")}
-    functions |= {"create": "operations.create.create", "open": "operations.run.open_run"}
-    functions |= {name: f"sql.{module}.{name}" for name, module in _SQL.items()}
+    functions = {name: f"app.operations.fit.{name}" for name in ("grpo", "fit", "sft", "dpo")}
+    functions |= {"create": "app.operations.create.create", "open": "app.operations.run.open_run"}
+    functions |= {name: f"root.sql.{module}.{name}" for name, module in _SQL.items()}
     parts += [_entry(f"ludic.{path}", f"ludic.{name}") for name, path in functions.items()]
     parts += [_entry("ludic.app.operations.run.Run", "ludic.Run", members=["url", "config"])]
     parts += [_entry(f"ludic.app.operations.{module}.{function}", f"run.{name}") for name, module, function in methods]

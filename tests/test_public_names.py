@@ -227,6 +227,8 @@ def test_the_docs_import_only_what_the_list_has() -> None:
 def test_a_former_name_gives_the_one_of_now():
     with pytest.raises(ImportError, match=r"episodes\.Episode is called ImportedEpisode now"):
         exec("from ludic.adapters.imports.episodes import Episode")
+    with pytest.raises(ImportError, match=r"formats\.Format is called ImportFormat now"):
+        exec("from ludic.adapters.imports.formats import Format")
     status = object.__new__(import_module("ludic.app.show.status").RunStatus)
     with pytest.raises(AttributeError, match="'troubles'; it is called 'diagnostics' now"):
         status.troubles()

@@ -1,6 +1,6 @@
 """Formats of other programs: one function each, from a record to an episode, named in ludic.settings.kinds.
 
-A function takes a Record, which is a row of a data file, and returns an Episode, or several. A user's own
+A function takes a Record, which is a row of a data file, and returns an ImportedEpisode, or several. A user's own
 function, in a file, is named as path/to/file.py:function. Pure, except for loading that file. Raises ConfigError if
 there is no such format, RefusedRecordError if a record can't be used.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -38,7 +38,7 @@ from ludic.adapters.imports.records import (
 )
 from ludic.agents import CompletionSpan, RowBuilder
 from ludic.base import is_data_file, module_file
-from ludic.errors import ConfigError, RefusedRecordError
+from ludic.errors import ConfigError, RefusedRecordError, renamed
 from ludic.records import (
     AgentStep,
     FinishReason,
@@ -496,3 +496,9 @@ def load_format(name: str) -> ImportFormat:
         user_file=None if own is None else own.file,
         module_sha256=None if module is None else digest(Path(module).read_bytes()),
     )
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise renamed(__name__, name, {"Format": "ImportFormat"})

@@ -10,14 +10,17 @@ REPOSITORY = Path(__file__).parents[3]
 def test_a_module_is_a_row_with_its_first_sentence(tmp_path: Path) -> None:
     (tmp_path / "ludic/root").mkdir(parents=True)
     (tmp_path / "ludic/root/sheep.py").write_text('"""Count sheep | goats in\n{root}/*. And lambs.\n\nMore."""\n')
+    (tmp_path / "ludic/root/wolf.py").write_text('"""Eat sheep."""\n')
     (tmp_path / "ludic/root/__init__.py").write_text("")
-    (tmp_path / "ludic/root/__init__.pyi").write_text(
-        "from .sheep import Sheep as Sheep\nfrom .sheep import shear as shear\n"
+    door = "from .sheep import Sheep as Sheep\nfrom .sheep import ram as ram\n"
+    (tmp_path / "ludic/root/__init__.pyi").write_text(door)
+    (tmp_path / "ludic/__init__.pyi").write_text("from .root.sheep import ram as ram\n")
+    rows = (
+        "| `sheep.py` | Count sheep \\| goats in {root}/\\* | `ludic.root`: `ram`, `Sheep` |\n"
+        "| `wolf.py` | Eat sheep |  |\n"
     )
-    (tmp_path / "ludic/root/wolves.py").write_text('"""Count wolves."""\n')
-    head = "\n\n## ludic/root\n\n| file | what it does | names at the door |\n| --- | --- | --- |\n"
-    sheep = "| `sheep.py` | Count sheep \\| goats in {root}/\\* | `ludic.root`: `Sheep`, `shear` |\n"
-    assert files_page(tmp_path).endswith(f"{head}{sheep}| `wolves.py` | Count wolves |  |\n")
+    head = "| file | what it does | names at the door |\n| --- | --- | --- |\n"
+    assert files_page(tmp_path).endswith(f"what.\n\n## ludic/root\n\n{head}{rows}")
 
 
 def test_every_setting_is_on_the_index_and_links_to_a_page_that_is_written() -> None:
