@@ -2,3 +2,5 @@
 
 Type checkers and editors read methods.pyi, which `make format` writes.
 """
+
+from ludic.app.operations.operation import Methods as Methods
