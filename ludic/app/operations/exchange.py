@@ -43,9 +43,9 @@ class ExportOptions:
     table: Literal["rollouts", "evals"] = "rollouts"
     """Table to export."""
     where: str | None = None
-    """JSONL and CSV: SQL predicate, such as "policy_version > 3"; None exports all rows."""
+    """JSONL: SQL predicate, such as "policy_version > 3"; None exports all rows."""
     sql: str | None = None
-    """JSONL and CSV: export the result of this query, which may use the same views as `ludic sql`."""
+    """JSONL: export the result of this query, which may use the same views as `ludic sql`."""
     step: Index | None = None
     """hf: export the checkpoint of this step."""
     version: Index | None = None
@@ -75,13 +75,13 @@ def export(
     track: Track = untracked,
     **options: Unpack["ExportSettings"],
 ) -> "Result":
-    """Export weights (Hugging Face), tables (Delta, Iceberg) or text (JSONL, CSV).
+    """Export weights (Hugging Face), tables (Delta, Iceberg) or text (JSONL, Inspect).
 
     Also evaluations, as logs of inspect_ai. options: fields of ExportOptions. Raises ConfigError if options do not fit
     the format or `out` exists, QueryError if the SQL fails.
 
     Args:
-        out: JSONL and CSV: file to write, which must not exist, or an open binary file; None writes to stdout. hf:
+        out: JSONL: file to write, which must not exist, or an open binary file; None writes to stdout. hf:
             folder or URL to write, which must not exist. inspect: local folder of the logs. Iceberg: local folder of
             the catalog; None uses ROOT/iceberg.
     """
