@@ -26,10 +26,11 @@ def test_the_wheel_holds_types_schemas_sql_and_algorithms(tmp_path: Path) -> Non
     assert len(files) > 40
     assert sorted(files - names) == []
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
-    code = "import ludic.settings; from ludic.settings.table import unknown; print(ludic.settings.__file__, unknown('lr', ['learning_rate']))"
+    code = "from ludic.settings import table; print(table.__file__, table.unknown('lr', ['learning_rate']))"
     # Without site, whose paths lead to this checkout: the folder of the packages, where no .pth is read, is named here.
     lazy_loader = find_spec("lazy_loader")
-    assert lazy_loader is not None and lazy_loader.origin is not None
+    assert lazy_loader is not None
+    assert lazy_loader.origin is not None
     packages = {**os.environ, "PYTHONPATH": str(Path(lazy_loader.origin).parents[1])}
     done = subprocess.run(
         [sys.executable, "-S", "-c", code], cwd=tmp_path / "installed", env=packages, capture_output=True, text=True
