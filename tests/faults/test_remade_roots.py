@@ -128,33 +128,33 @@ def one_row_of_token_stats() -> pa.Table:
 
 
 ACTS: dict[str, Callable[[Root], Act]] = {
-    "launch.local._args": lambda root: worker_process(root, 0, {}, {}).args,
-    "launch.local.predecessor": lambda root: partial(predecessor, root),
-    "rollouts.follower.WeightSync.follow": following,
-    "store.attempts.check_not_fenced": partial(checking, check_not_fenced),
-    "store.attempts.check_not_replaced": partial(checking, check_not_replaced),
-    "store.attempts.record_attempt": recording,
-    "store.attempts.prune_checkpoints": lambda root: partial(prune_checkpoints, root, start_attempt(root), 1),
-    "store.evaluations.BlockClaims._change": lambda root: partial(BlockClaims(root).take, "evaluations/a-block"),
-    "store.claims._replace": renewing,
-    "store.claims.claim": lambda root: partial(claim, root, 0),
-    "store.ledger.write_ledger": planning,
-    "store.tables.MetricsLog": lambda root: appending(
+    "app.launch.local._args": lambda root: worker_process(root, 0, {}, {}).args,
+    "app.launch.local.predecessor": lambda root: partial(predecessor, root),
+    "rollouts.weight_sync.WeightSync.follow": following,
+    "root.attempts.check_not_fenced": partial(checking, check_not_fenced),
+    "root.attempts.check_not_replaced": partial(checking, check_not_replaced),
+    "root.attempts.record_attempt": recording,
+    "root.attempts.prune_checkpoints": lambda root: partial(prune_checkpoints, root, start_attempt(root), 1),
+    "root.rows.evaluations.BlockClaims._change": lambda root: partial(BlockClaims(root).take, "evaluations/a-block"),
+    "root.claims._replace": renewing,
+    "root.claims.claim": lambda root: partial(claim, root, 0),
+    "root.rows.ledger.write_ledger": planning,
+    "root.rows.tables.MetricsLog": lambda root: appending(
         root, lambda root: MetricsLog(root, "train", "1"), lambda log: log.write(policy_version=0, step=1)
     ),
-    "store.policies.latest_policy": lambda root: partial(latest_policy, root),
-    "store.policies.publish_policy": lambda root: partial(
+    "root.weights.policies.latest_policy": lambda root: partial(latest_policy, root),
+    "root.weights.policies.publish_policy": lambda root: partial(
         publish_policy, root, save, step=0, attempt_id=0, parent_version=None, budget=0
     ),
-    "store.tables.ScoreLog": lambda root: appending(
+    "root.rows.tables.ScoreLog": lambda root: appending(
         root, lambda root: ScoreLog(root, "judge"), lambda log: log.append(A_SCORE)
     ),
-    "store.claims.claim_slot": lambda root: partial(claim_slot, root, 0, "w0-old"),
-    "store.claims.claim_free_slot": lambda root: partial(claim_free_slot, root, "recorder-old"),
-    "store.tables.TokenStatsLog": lambda root: appending(
+    "root.claims.claim_slot": lambda root: partial(claim_slot, root, 0, "w0-old"),
+    "root.claims.claim_free_slot": lambda root: partial(claim_free_slot, root, "recorder-old"),
+    "root.rows.tables.TokenStatsLog": lambda root: appending(
         root, lambda root: TokenStatsLog(root, 0), lambda log: log.append(one_row_of_token_stats)
     ),
-    "store.writer.RolloutWriter": lambda root: appending(
+    "root.rows.writer.RolloutWriter": lambda root: appending(
         root,
         lambda root: RolloutWriter(root, "w0-old"),
         lambda writer: writer.append(make_batch(worker_id="w0-old", num_groups=1)),
@@ -164,18 +164,18 @@ ACTS: dict[str, Callable[[Root], Act]] = {
     "training.publisher.Publisher.begin": lambda root: publisher(
         root, lambda made: made.begin(save, step=0, num_ready_groups=0)
     ),
-    "training.publisher.Publisher.mend_latest": lambda root: publisher(root, Publisher.repair_latest),
+    "training.publisher.Publisher.repair_latest": lambda root: publisher(root, Publisher.repair_latest),
     "training.publisher.Publisher.start": lambda root: publisher(root, lambda made: made.start(save, step=1)),
 }
-READS = {"store.policies.latest_policy", "rollouts.follower.WeightSync.follow"}
+READS = {"root.weights.policies.latest_policy", "rollouts.weight_sync.WeightSync.follow"}
 """Functions that compare only what they read; where nothing is, they find nothing."""
 ELSEWHERE = {
-    "store.writer.BackgroundAppender._write": "by every class that has an appender, above",
-    "store.tables.TableLog": "by the log of each table, above",
-    "store.claims.check_claim": "by `renewing`, `recording` and `checking`, above",
-    "store.claims.change_claim": "by test_the_end_of_a_worker..., which raises nothing",
+    "root.rows.writer.BackgroundAppender._write": "by every class that has an appender, above",
+    "root.rows.tables.TableLog": "by the log of each table, above",
+    "root.claims.check_claim": "by `renewing`, `recording` and `checking`, above",
+    "root.claims.change_claim": "by test_the_end_of_a_worker..., which raises nothing",
     **dict.fromkeys(
-        [f"recording.life.Life.{name}" for name in ("_attempt_for", "put_numbers", "put_rows")],
+        [f"run.recording.life.Life.{name}" for name in ("_attempt_for", "put_numbers", "put_rows")],
         "by tests/run/recording/test_failing_stores.py, which raises nothing",
     ),
     "training.trainer._Trainer._own_attempt": "by tests/integration/test_remade_root.py, with real processes",

@@ -30,7 +30,7 @@ def imported(text: str) -> Iterator[str]:
 def test_an_import_of_the_command_line_is_found() -> None:
     for text in (
         "from ludic.app.cli.train import main",
-        "from ludic import cli",
+        "from ludic.app import cli",
         "def f():\n    import ludic.app.cli.main as m",
     ):
         assert any(f"{name}.".startswith("ludic.app.cli.") for name in imported(text))

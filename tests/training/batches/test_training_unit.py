@@ -19,7 +19,7 @@ from ludic.root.rows.writer import RolloutWriter
 from ludic.root.sql.planner import BatchRules, Planner
 from ludic.training.batches.packing import Sequences, TrainingSequence, cut_out
 from ludic.training.batches.reading import read_rank_batch
-from ludic.training.batches.source import Plan
+from ludic.training.batches.source import BatchPlan
 from ludic.training.model import shard
 from ludic.training.step import train_step
 
@@ -138,7 +138,7 @@ def test_every_array_of_a_turn_comes_from_the_file_with_its_tokens(new_root) -> 
     planner = Planner(BatchRules(advantage="rloo", groups_per_batch=1))
     planner.add(RolloutReader(root, planner.columns).poll(None))
     rows = planner.plan(step=1, attempt_id=1, trainer_version=0)
-    plan = Plan(step=1, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0)
+    plan = BatchPlan(step=1, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0)
     # The second turn begins after 1 to 5; the limit leaves its first token, 6. One micro-batch a sequence.
     config = train_config(training_unit="turn", max_seq_len=6, max_tokens_per_micro_batch=6).batch
     routing = Routing(layers=(0,), chosen=2, num_experts=64)
