@@ -11,7 +11,13 @@ from ludic.errors import LudicError
 from ludic.root.attempts import complete_checkpoints, folder_of, read_attempt
 from ludic.root.catalogue import WORKERS
 from ludic.root.claims import read_lease
-from ludic.root.maintenance.verify.records import check_code, check_inputs, check_model, check_records, check_weights
+from ludic.root.maintenance.verify.other_files import (
+    check_code,
+    check_inputs,
+    check_model,
+    check_records,
+    check_weights,
+)
 from ludic.root.maintenance.verify.tables import TABLES, check_compactions, check_file
 from ludic.root.root import Root
 from ludic.root.rows.files import read_plans

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ludic.agents import play
+from ludic.agents import episode as play
 from ludic.agents.agent import Agent
-from ludic.agents.play import by_environment
+from ludic.agents.episode import by_environment
 from ludic.agents.requests import EpisodeLimits, EpisodeRequest
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example, Transition

@@ -181,7 +181,7 @@ def _live(
     warnings.simplefilter(warned)
     sys.argv = words
     with (
-        patch("ludic.app.launch.start_server.start_python", _ForkedServer),
+        patch("ludic.app.launch.fork_server.start_python", _ForkedServer),
         patch("ludic.app.launch.train.become_python", _become_module),
         patch(f"{_TORCHRUN_STARTS}._popen", lambda handler, args, environment: _ForkedRank(args, environment)),
     ):

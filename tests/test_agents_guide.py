@@ -10,8 +10,8 @@ from guide_examples import GUIDE, example, judge_of_safes
 
 import ludic
 from ludic.agents.delegation import make_sub_agents
+from ludic.agents.episode import make_protocol
 from ludic.agents.parsers import make_parser
-from ludic.agents.play import make_protocol
 from ludic.agents.tools.registry import make_tools
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.registry import make_environment

@@ -12,7 +12,7 @@ from episodes import Script, end, go_on, run_episode
 from strategies import make_group
 
 import ludic
-from ludic.agents.player import merge
+from ludic.agents.episode_agent import merge
 from ludic.environments.environment import Example, GroupAnswer
 from ludic.environments.rewards import Rubric
 from ludic.records.rollout import RolloutBatch, RolloutMetadata, add_components, add_rewards, comparable_reward

@@ -187,10 +187,10 @@ ALLOWED = {
         models/families.py _keep mkdir tempfile.NamedTemporaryFile replace
         root/weights/model_location.py _snapshot huggingface_hub.snapshot_download huggingface_hub.snapshot_download
         adapters/trl.py _model_folder huggingface_hub.snapshot_download
-        root/sql/snapshot.py update_segments mkdir
-        root/sql/snapshot.py _write_segment pyarrow.parquet.write_table replace
-        root/sql/snapshot.py _mark_in_use os.utime
-        root/sql/snapshot.py _forget_replaced unlink
+        root/sql/listed_files.py update_segments mkdir
+        root/sql/listed_files.py _write_segment pyarrow.parquet.write_table replace
+        root/sql/listed_files.py _mark_in_use os.utime
+        root/sql/listed_files.py _forget_replaced unlink
     """,
     "what the user names on the command line or is in": """
         base/row_files.py open_sink open to write replace unlink unlink
@@ -231,7 +231,7 @@ ALLOWED = {
         app/cli/main.py main os.open os.open
         app/demos/words.py save savefig
         environments/scorer_process.py main os.open open to write
-        app/launch/start_server.py start open to write
+        app/launch/fork_server.py start open to write
         app/launch/guard.py _shared_file tempfile.TemporaryFile open to write
         app/launch/guard.py _grow os.pwrite
         base/row_files.py write_result pyarrow.parquet.ParquetWriter

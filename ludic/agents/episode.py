@@ -1,332 +1,360 @@
-"""Record the model calls and steps of one agent in an episode, and return them as rows for the store.
+"""Play an episode by a protocol, an async function over the agents and the environment.
 
-Each model call, each step of the environment and the end of the episode is recorded once. Rows hold the token ids that
-the engine returned; a rewritten context begins a new row (ludic.agents.transcript). Pure.
+The protocol gets an Episode, lets agents join, asks them to act and steps the environment. Limits, errors and rows are
+handled here, so a protocol contains only the game. Errors of the environment are stored in the rows, not raised.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial, wraps
 from typing import Any
 
-import numpy as np
-
-from ludic.agents.requests import NO_COMPONENTS, EpisodeRequest
-from ludic.agents.transcript import CompletionSpan, RowBuilder, Transcript, TranscriptBuilder
-from ludic.base import shortened
-from ludic.engines import Completion
-from ludic.environments import Transition
-from ludic.records import (
-    LARGEST_REWARD,
-    MOST_WANTED_CHARACTERS,
-    ActionTarget,
-    AgentStep,
-    EnvironmentStep,
-    ExtraValue,
-    Message,
-    Rollout,
-    ToolCall,
-    WeightSpan,
-    add_components,
-    add_rewards,
-    new_id,
+from ludic.agents import environment_calls as calls
+from ludic.agents.agent import Agent
+from ludic.agents.delegation import Delegate, SubAgent, SubTask, delegate_validators
+from ludic.agents.episode_agent import EnvironmentTools, EpisodeAgent
+from ludic.agents.requests import (
+    ENGINE_ERRORS,
+    Ending,
+    EpisodeFailedError,
+    EpisodeLimits,
+    EpisodeRequest,
+    LimitReachedError,
+    TokenBudget,
+    derive_seed,
+    ending,
+    fails_the_episode,
 )
+from ludic.agents.tools.registry import environment_tools
+from ludic.agents.tools.toolbox import Tool, Toolbox
+from ludic.agents.trajectory import TrajectoryKey
+from ludic.environments import HeldEnvironment, LimitedEnvironments, Transition
+from ludic.errors import ConfigError, LudicError, ToolError
+from ludic.records import TRUNCATION_REASONS, Message, Rollout, new_id
+from ludic.settings import GRACE_S, NO_FILES, PROTOCOL, Files, failure_of, find, python_file_of, without_place
+
+MAX_STEPS = 32
+"""Default steps of an episode, if the run and the environment set none."""
+
+_NOTHING = HeldEnvironment(None, LimitedEnvironments("", lambda: None))  # type: ignore[arg-type,return-value]
+"""Seconds before the environment is made."""
+
+Protocol = Callable[["Episode"], Awaitable[None]]
+"""Plays one episode to its end."""
 
 
-@dataclass(slots=True)
-class _Row:
-    """Records of one row, apart from its tokens."""
+async def run_episode(
+    protocol: Protocol,
+    agent: Agent,
+    make_environment: Callable[[], Any],
+    request: EpisodeRequest,
+    limits: EpisodeLimits | None = None,
+) -> list[Rollout]:
+    """Run an episode and return its rows, at least one. Raises the engine's ModelError, ConfigError, EngineError."""
+    limits = limits or EpisodeLimits()
+    episode, early = Episode(agent, request, limits), ending.get() or Ending()
+    try:
+        async with asyncio.timeout(limits.timeout_s) as time_limit:
+            early.watch(time_limit)
+            try:
+                if request.error is not None:
+                    raise EpisodeFailedError(request.error, request.traceback)
+                episode.held = await calls.make(make_environment)
+                await protocol(episode)
+            finally:
+                await episode.stop_agents()
+    except LimitReachedError as error:
+        episode.end(error.reason, str(error))
+    except EpisodeFailedError as error:
+        episode.fail(str(error), error.traceback)
+    except TimeoutError:
+        if not time_limit.expired():
+            raise
+        if early.reason is not None:
+            episode.fail(early.reason)
+        else:
+            episode.end("time_limit", f"the episode took more than {limits.timeout_s:g} s")
+    finally:
+        early.watch(None)
+    if episode.engine_error is not None:
+        raise episode.engine_error
+    return episode.rollouts()
 
-    rollout_id: str = field(default_factory=new_id)
-    agent_steps: list[AgentStep] = field(default_factory=list)
-    environment_steps: list[EnvironmentStep] = field(default_factory=list)
-    completions: list[tuple[CompletionSpan, Completion]] = field(default_factory=list)
-    rewards: list[tuple[int, float]] = field(default_factory=list)
-    """Index of a response token, and a reward at it."""
-    messages: tuple[Message, ...] = ()
-    """Messages of the last call, with its completion."""
 
+class Episode:
+    """One episode: its request, its environment, and the agents in it."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrajectoryKey:
-    """Role of an agent in an episode; columns of its rows."""
-
-    episode_id: str
-    agent_id: str = "agent"
-    parent_rollout_id: str | None = None
-    """The row in which another agent delegated its task to this one."""
-    depth: int = 0
-    """Number of agents above this one."""
-
-
-class TrajectoryRecorder:
-    """Records the trajectory of one agent in one episode."""
-
-    def __init__(
-        self, request: EpisodeRequest, key: TrajectoryKey, model: str, engine: str, policy_version: int
-    ) -> None:
-        """engine: its name. policy_version: of the weights in use, for a row in which nothing is sampled."""
-        self._request, self.key, self._model, self._engine = request, key, model, engine
-        self._policy_version = policy_version
-        self._transcripts = TranscriptBuilder()
-        self._rows: list[_Row] = []
-        self._pending: list[tuple[int, int]] = []
-        """Row and index of the agent steps since the last step of the environment."""
-        self._components: list[Mapping[str, float]] = []
-        """Components of the reward, by step."""
-        self._correct: bool | None = None
-        self._extra: dict[str, ExtraValue] = {}
-        self._terminated = False
-        self._truncation_reason: str | None = None
-        self.metadata: Mapping[str, str] = {}
-        """Other facts of the rows."""
-        self._rewards: list[float] = []
-        self.error: str | None = None
-        self.traceback: str | None = None
-        """Traceback of the user's code that raised the error, or else of the first tool that failed."""
-        self.components_of_failure: Mapping[str, float] = NO_COMPONENTS
-        """Known reward components of a failed episode."""
-
-    @property
-    def is_over(self) -> bool:
-        """True if the episode has ended for this agent."""
-        return self._terminated or self._truncation_reason is not None or self.error is not None
-
-    @property
-    def reward(self) -> float:
-        """Sum of all rewards so far."""
-        return add_rewards(self._rewards)
-
-    @property
-    def num_steps(self) -> int:
-        """Number of steps of the environment."""
-        return sum(len(row.environment_steps) for row in self._rows)
-
-    @property
-    def num_calls(self) -> int:
-        """Number of model calls."""
-        return sum(len(row.agent_steps) for row in self._rows)
-
-    @property
-    def last_completion(self) -> Completion:
-        """The newest completion since the last step of the environment."""
-        segment, index = self._pending[-1]
-        return self._rows[segment].completions[index][1]
+    def __init__(self, agent: Agent, request: EpisodeRequest, limits: EpisodeLimits) -> None:
+        self.request, self.limits = request, limits
+        self.held: HeldEnvironment = _NOTHING
+        """Environment of this episode, and how it is called."""
+        self._agent = agent
+        self.engine_error: LudicError | None = None
+        """Error of the engine in a delegated task, which no agent may read."""
+        self._why = "the protocol ended before a model was called"
+        self._traceback: str | None = None
+        """Reason if there are no rows, and the traceback of the user's code that caused it."""
+        self._episode_id = new_id()
+        self._agents: list[EpisodeAgent] = []
+        """Agents of the environment."""
+        self._children: list[tuple[EpisodeAgent, EpisodeAgent | None]] = []
+        """Sub-agents, each with the agent whose reward it gets if it has none of its own."""
+        self._acting: set[asyncio.Task[Any]] = set()
+        """Tasks in which an agent acts."""
+        self._num_tasks = 0
+        self._budget = None if limits.max_child_tokens is None else TokenBudget(limits.max_child_tokens)
 
     @property
-    def last_rollout_id(self) -> str:
-        """Id of the row of the newest completion since the last step of the environment."""
-        return self._rows[self._pending[-1][0]].rollout_id
+    def environment(self) -> Any:
+        """The user's environment of this episode; one with a question and a score is wrapped in a SingleTurn."""
+        return self.held.environment
 
-    def add_call(
-        self,
-        messages: Sequence[Message],
-        prompt: np.ndarray,
-        completion: Completion,
-        *,
-        target: ActionTarget,
-        action: str | None = None,
-        feedback: str | None = None,
-        tool_calls: Sequence[ToolCall] = (),
-        reward: float = 0.0,
-    ) -> None:
-        """Record a model call, before its tools are run.
+    async def reset(self) -> tuple[Message, ...]:
+        """Begin the episode of the environment and return its first messages, in time. Raises EpisodeFailedError."""
+        return await calls.reset(self.held, self.request.example)
 
-        messages: those of the call, and its completion as the last one. prompt: (length,) int32. action: the action
-        passed on, or the text of an internal call; None after a parse failure and for external calls. feedback: message
-        to the agent about a parse failure. reward: for the format, in addition to rewards of the environment.
+    async def step(self, action: str) -> Transition:
+        """Apply an action to the environment and return the transition, in time. Raises EpisodeFailedError."""
+        return await calls.step(self.held, action)
+
+    def join(self, agent_id: str = "agent", messages: Sequence[Message] | None = None) -> EpisodeAgent:
+        """Let an agent join. messages: what it sees first; None is the example's.
+
+        Raises EpisodeFailedError if the id is not a text or belongs to another agent, or if the environment's own
+        max_steps is not a number of steps.
         """
-        span = self._transcripts.add_call(prompt, completion.tokens, completion.columns)
-        if span.segment_index == len(self._rows):
-            self._rows.append(_Row())
-        row = self._rows[span.segment_index]
-        row.messages = tuple(messages)
-        row.completions.append((span, completion))
-        self._pending.append((span.segment_index, len(row.agent_steps)))
-        row.agent_steps.append(
-            AgentStep(
-                turn=self.num_calls,
-                action_target=target,
-                start=span.start,
-                end=span.end,
-                finish_reason=completion.finish_reason,
-                parse_error=feedback is not None,
-                parse_feedback=feedback,
-                action=action,
-                tool_calls=tuple(tool_calls),
-            )
-        )
-        self._add_reward(span.segment_index, span.end - 1, reward)
+        with fails_the_episode():
+            calls.check_text("the id of an agent", agent_id or None)
+            if any(agent_id == agent.key.agent_id for agent in self._agents):
+                raise ValueError(f"an agent {agent_id!r} has joined already; each needs an id of its own")
+        agent = self._new_agent(agent_id)
+        agent.begin(self.request.example.messages if messages is None else messages)
+        agent.max_steps = self.limits.max_steps or calls.own_max_steps(self.environment) or MAX_STEPS
+        self._agents.append(self._with_tools(agent))
+        return agent
 
-    def set_results(self, tool_calls: Sequence[ToolCall]) -> None:
-        """Record the results of the newest call's tools."""
-        segment, index = self._pending[-1]
-        steps = self._rows[segment].agent_steps
-        steps[index] = replace(steps[index], tool_calls=tuple(tool_calls))
+    def _new_agent(self, agent_id: str = "agent") -> EpisodeAgent:
+        request = self.request
+        if self._agents:
+            request = replace(request, seed=derive_seed(request.seed, 0, len(self._agents)))
+        key = TrajectoryKey(episode_id=self._episode_id, agent_id=agent_id)
+        return EpisodeAgent(self._agent, request, self.limits, key, acting=self._acting)
 
-    def add_step(
-        self,
-        observation: str | None,
-        action: str | None,
-        transition: Transition,
-        token_rewards: Sequence[tuple[int, float]] = (),
-    ) -> None:
-        """Record a step of the environment, to which the calls since the last step led.
+    def end(self, reason: str, explanation: str) -> None:
+        """End the episode of all agents for which it is not over, by a limit.
 
-        action: None after a parse failure, whose transition the protocol makes up. token_rewards: index of a token in
-        the last completion, and the reward at it, for the transition's span_rewards.
+        reason: a truncation_reason of docs/schemas.md; for any other one the episode fails.
         """
-        segment, _ = self._pending[-1]
-        row = self._rows[segment]
-        step = EnvironmentStep(
-            turn=self.num_steps,
-            agent_steps=tuple(index for owner, index in self._pending if owner == segment),
-            observation=observation,
-            observation_hash=None if observation is None else hash_observation(observation),
-            action=action,
-            next_observation=transition.observation,
-            reward=add_rewards([transition.reward, *(reward for _, reward in token_rewards)]),
-            terminated=transition.terminated,
-            truncated=transition.truncated,
-            info={"truncation_reason": "env", **transition.info} if transition.truncated else transition.info,
-        )
-        row.environment_steps.append(step)
-        span, _ = row.completions[-1]
-        self._add_reward(span.segment_index, span.end - 1, transition.reward)
-        for index, reward in token_rewards:
-            self._add_reward(span.segment_index, span.start + index, reward)
-        self._components.append(transition.reward_components)
-        if transition.correct is not None:
-            self._correct = transition.correct
-        self._extra.update(transition.extra)
-        self._pending.clear()
-        self._terminated = transition.terminated
-        self._truncation_reason = "env" if transition.truncated else None
+        if reason not in TRUNCATION_REASONS:
+            self.fail(f"{reason!r} is not a truncation_reason of docs/schemas.md: {explanation}")
+            return
+        self._why = explanation
+        for agent in self._all_agents():
+            if not agent.is_over:
+                agent.end(reason, explanation)
 
-    def add_failed_step(self, observation: str | None, action: str | None, error: str) -> None:
-        """Record a step in which the environment failed; the episode then has no reward."""
-        self.add_step(observation, action, Transition(observation=None, reward=0.0, terminated=False))
-        steps = self._steps_with_the_last()
-        steps[-1] = replace(steps[-1], reward=None)
-        self.error = error
+    def fail(self, error: str, traceback: str | None = None) -> None:
+        """End the episode of all agents for which it is not over, with an error. traceback: of a user's code."""
+        self._why, self._traceback = error, traceback
+        for agent in self._all_agents():
+            if not agent.is_over:
+                agent.fail(error, traceback)
 
-    def truncate(self, reason: str) -> None:
-        """End the episode by a limit of the protocol; its last step of the environment, if any, is marked."""
-        self._truncation_reason = reason
-        if steps := self._steps_with_the_last():
-            info = {**steps[-1].info, "truncation_reason": reason}
-            steps[-1] = replace(steps[-1], truncated=True, info=info)
+    async def stop_agents(self) -> None:
+        """Stop the agents that still act, and wait until their answers are in their rows.
+
+        An agent whose code ignores its cancellation is given up after GRACE_S.
+        """
+        try:
+            if left := self._acting - {asyncio.current_task()}:
+                for task in left:
+                    task.cancel()
+                await asyncio.wait(left, timeout=GRACE_S)
+        finally:
+            self.held.close()
 
     def rollouts(self) -> list[Rollout]:
-        """Return the rows, in the order of their first calls; none if no call was made."""
-        pairs = zip(self._transcripts.transcripts(), self._rows, strict=True)
-        return [self._rollout(transcript, row) for transcript, row in pairs]
+        """Return the rows of all agents, at least one."""
+        rows = [row for agent in self._agents for row in agent.rollouts()]
+        if not rows:
+            first = self._agents[0] if self._agents else self._new_agent()
+            if first.error is None:
+                first.fail(self._why, self._traceback)
+            return [first.failed_rollout()]
+        for child, root in self._children:
+            if root is not None:
+                child.share_reward_of(root)
+            rows += child.rollouts()
+        return rows
 
-    def failed_rollout(self, messages: Sequence[Message], prompt: np.ndarray) -> Rollout:
-        """Return the row of an episode that failed before its first call. prompt: (length,) int32, of the messages."""
-        builder = RowBuilder()
-        builder.add_context(prompt)
-        return self._rollout(builder.transcript(), _Row(messages=tuple(messages)))
+    def _all_agents(self) -> list[EpisodeAgent]:
+        # A child ends before the agent that waits for it.
+        return [*(child for child, _ in reversed(self._children)), *self._agents]
 
-    def _steps_with_the_last(self) -> list[EnvironmentStep]:
-        """Return the row's steps that end with the episode's last step so far; empty before the first."""
-        steps = [row.environment_steps for row in self._rows if row.environment_steps]
-        return max(steps, key=lambda of_row: of_row[-1].turn, default=[])
+    # --- Delegation ------------------------------------------------------------------------------------------
 
-    def _add_reward(self, segment: int, index: int, reward: float) -> None:
-        self.add_reward(reward)
-        if reward:
-            self._rows[segment].rewards.append((index, reward))
+    def _with_tools(self, agent: EpisodeAgent, root: EpisodeAgent | None = None) -> EpisodeAgent:
+        """Give an agent the tools of the environment, if it is in it, and the tool to delegate tasks.
 
-    def add_reward(self, reward: float) -> None:
-        """Add a reward that belongs to no token, such as that of another agent."""
-        self._rewards.append(reward)
+        root: the agent of the environment above it; None if the player is one itself. Raises ConfigError if two tools
+        have the same name.
+        """
+        tools: list[Tool] = []
+        validators: dict[str, Any] = {}
+        if root is None:
+            of_environment, validators = environment_tools(self.held)
+            tools += of_environment
+            if hasattr(self.environment, "run_tools") and (schemas := calls.tools_of(self.held)):
+                agent.of_environment = EnvironmentTools(schemas=schemas, run=partial(calls.run_tools, self.held))
+        if self._agent.sub_agents and agent.key.depth < self.limits.max_depth:
 
-    def _rollout(self, transcript: Transcript, row: _Row) -> Rollout:
-        token_rewards = np.zeros(len(transcript.response_tokens))
-        at_tokens: dict[int, list[float]] = {}
-        for index, reward in row.rewards:
-            at_tokens.setdefault(index, []).append(reward)
-        for index, rewards in at_tokens.items():
-            token_rewards[index] = add_rewards(rewards)
-        reasons = [completion.finish_reason for _, completion in row.completions]
-        is_truncated = self.error is None and self._truncation_reason is not None
-        return Rollout(
-            **self._identity(),
-            rollout_id=row.rollout_id,
-            trajectory_id=(self._rows or [row])[0].rollout_id,
-            **_versions(row, self._policy_version),
-            # The sum of several rewards at one token may overflow float32.
-            columns={
-                **transcript.columns,
-                "token_rewards": np.clip(token_rewards, -LARGEST_REWARD, LARGEST_REWARD).astype(np.float32),
-            },
-            segment_index=transcript.segment_index,
-            parent_segment_index=transcript.parent_segment_index,
-            num_turns=len(row.agent_steps),
-            episode_reward=None if self.error is not None else self.reward,
-            reward_components=add_components(self._components) if self.error is None else self.components_of_failure,
-            correct=None if self.error is not None else self._correct,
-            terminated=self._terminated,
-            truncated=is_truncated,
-            truncation_reason=self._truncation_reason if is_truncated else None,
-            finish_reason=reasons[-1] if reasons else None,
-            incomplete_completion="length" in reasons,
-            parse_error=any(step.parse_error for step in row.agent_steps),
-            error=self.error,
-            traceback=self.traceback,
-            agent_steps=tuple(row.agent_steps),
-            environment_steps=tuple(row.environment_steps),
-            messages=row.messages,
-            metadata=self.metadata,
-            extra=self._extra,
+            async def delegate(task: str, sub_agent: SubAgent) -> str:
+                return await self._run_child(agent, root or agent, task, sub_agent)
+
+            tools.append(Delegate(self._agent.sub_agents, delegate))
+            validators |= delegate_validators(self._agent.sub_agents)
+        own = agent.of_environment.names if agent.of_environment is not None else ()
+        twice = [name for name in (*own, *(tool.name for tool in tools)) if name in self._agent.toolbox]
+        if twice:
+            raise ConfigError(f"the environment and the run's tools have a tool {twice[0]!r} each; rename one")
+        if tools:
+            # Limits of time are those of the environment and of the episode.
+            agent.external = Toolbox(tools, time_limit_s=None, validators=validators)
+        return agent
+
+    async def _run_child(self, parent: EpisodeAgent, root: EpisodeAgent, task: str, sub_agent: SubAgent) -> str:
+        """Let an agent work on a task and return its answer. Raises ToolError, which the parent reads."""
+        if self._num_tasks >= self.limits.max_children:
+            raise ToolError(f"no more tasks can be handed on: {self._num_tasks} were, which is the limit")
+        self._num_tasks += 1
+        key = TrajectoryKey(
+            episode_id=self._episode_id,
+            agent_id=sub_agent.name,
+            parent_rollout_id=parent.last_rollout_id,
+            depth=parent.key.depth + 1,
         )
-
-    def _identity(self) -> dict[str, Any]:
-        """Return the columns that follow from the request and the key."""
-        request, params, key = self._request, self._request.params, self.key
-        return {
-            "episode_id": key.episode_id,
-            "agent_id": key.agent_id,
-            "parent_rollout_id": key.parent_rollout_id,
-            "depth": key.depth,
-            "group_id": request.group_id,
-            "group_index": request.group_index,
-            "group_size": request.group_size,
-            "request_index": request.request_index,
-            "env_name": request.env_name,
-            "env_example_id": request.example.example_id,
-            "wanted": _stored_wanted(request.example.wanted) if key.depth == 0 else None,
-            "purpose": request.purpose,
-            "model": self._model,
-            "engine": self._engine,
-            "temperature": params.temperature,
-            "top_p": params.top_p,
-            "top_k": params.top_k,
-            "max_tokens": params.max_tokens,
-            "seed": request.seed,
-        }
+        request = replace(self.request, seed=derive_seed(parent.request.seed, self._num_tasks, key.depth))
+        agent = sub_agent.equip(self._agent)
+        child = EpisodeAgent(agent, request, self.limits, key, acting=self._acting, budget=self._budget)
+        child.messages, child.max_steps = sub_agent.messages(task), sub_agent.max_steps
+        environment = SubTask(self.held, sub_agent.name, task)
+        self._children.append((self._with_tools(child, root), None if environment.has_score else root))
+        try:
+            return await _answer(child, environment)
+        except ENGINE_ERRORS as error:
+            self.engine_error = error
+            raise
 
 
-def _stored_wanted(wanted: str | None) -> str | None:
-    return None if wanted is None else shortened(wanted, MOST_WANTED_CHARACTERS)[0]
+async def _answer(child: EpisodeAgent, environment: SubTask) -> str:
+    try:
+        await play_alone(child, environment.step)
+    except LimitReachedError as error:
+        child.end(error.reason, str(error))
+        raise ToolError(f"the agent gave no answer: {error}") from error
+    except EpisodeFailedError as error:
+        child.fail(str(error), error.traceback)
+    except Exception as error:
+        failure = failure_of(error)
+        child.fail(failure.error, failure.traceback)
+        raise
+    if child.error is not None:
+        raise ToolError(f"the agent failed: {without_place(child.error)}")
+    assert environment.answer is not None, "the task is over"
+    return environment.answer
 
 
-def _versions(row: _Row, policy_version: int) -> Mapping[str, Any]:
-    """Return the columns on versions of the weights. policy_version: used if nothing was sampled."""
-    spans: list[WeightSpan] = []
-    for span, completion in row.completions:
-        for part in completion.weight_versions:
-            start, end = span.start + part.start, span.start + part.end
-            spans.append(WeightSpan(version=part.version, start=start, end=end))
-    versions = [span.version for span in spans] or [policy_version]
-    return {
-        "policy_version": versions[0],
-        "policy_version_last": versions[-1],
-        "weight_versions": tuple(spans) if len(set(versions)) > 1 else None,
-    }
+# --- Protocols by name -----------------------------------------------------------------------------------
+# single_agent, several_agents, or a function of your own in path/to/file.py:name. Without a name, the environment
+# decides. Every failure raises ConfigError.
 
 
-def hash_observation(observation: str) -> str:
-    """Return 32 hexadecimal digits, equal for equal observations on every machine."""
-    return blake2b(observation.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+async def by_environment(episode: Episode) -> None:
+    """Play the protocol that fits the environment."""
+    has_several = hasattr(episode.environment, "next_agents")  # isinstance of a Protocol is slow
+    await (several_agents if has_several else single_agent)(episode)
+
+
+def make_protocol(name: str | None, files: Files = NO_FILES) -> Protocol:
+    """Return a protocol; runs a user's file. An error of the user's function fails the episode, not the worker.
+
+    files: files to run instead of those on disk, by path as in the name.
+    """
+    if name is None:
+        return by_environment
+    own: Protocol = find(PROTOCOL, name, files)
+    if python_file_of(name) is None:
+        return own
+    if not inspect.iscoroutinefunction(own):
+        raise ConfigError(f"protocol {name}: wanted a function that begins with `async def`")
+
+    @wraps(own)
+    async def guarded(episode: Episode) -> None:
+        with fails_the_episode(unless=ENGINE_ERRORS):
+            await own(episode)
+
+    return guarded
+
+
+# --- One agent in one environment: ask the agent, step the environment, until an end ---------------------
+
+
+async def single_agent(episode: Episode) -> None:
+    """Play one agent in one environment."""
+    await play_alone(episode.join(messages=await episode.reset()), episode.step)
+
+
+async def play_alone(agent: EpisodeAgent, step: Callable[[str], Awaitable[Transition]]) -> None:
+    """Let an agent act in an environment that was reset, until the episode is over.
+
+    step: applies an action. An error of it ends the episode.
+    """
+    while not agent.is_over:
+        action = await agent.act()
+        if action is None:
+            continue
+        try:
+            agent.take(await step(action))
+        except EpisodeFailedError as error:
+            return agent.fail(str(error), error.traceback, error.components)
+    return None
+
+
+# --- Several agents in one environment -------------------------------------------------------------------
+# The agents whose turn it is act at the same time, then the environment is stepped.
+
+
+async def several_agents(episode: Episode) -> None:
+    """Play all agents of a MultiAgentEnvironment, each with the run's model and a dialogue of its own."""
+    first = await calls.reset_agents(episode.held, episode.request.example)
+    agents = {agent_id: episode.join(agent_id, messages) for agent_id, messages in first.items()}
+    while playing := [agent_id for agent_id, agent in agents.items() if not agent.is_over]:
+        acting = await calls.next_agents(episode.held, playing)
+        actions = await _act_together([agents[agent_id] for agent_id in acting])
+        try:
+            transitions = await calls.step_agents(episode.held, dict(zip(acting, actions, strict=True)), agents)
+            for agent_id, transition in transitions.items():
+                agent = agents[agent_id]
+                (agent.take if agent_id in acting else agent.observe)(transition)
+        except EpisodeFailedError as error:
+            return episode.fail(str(error), error.traceback)
+    return None
+
+
+async def _act_together(agents: Sequence[EpisodeAgent]) -> list[str]:
+    """Ask agents at the same time. If one can't act, the others are stopped."""
+    tasks = [asyncio.ensure_future(_act(agent)) for agent in agents]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _act(agent: EpisodeAgent) -> str:
+    """Ask an agent until it acts."""
+    while (action := await agent.act()) is None:
+        pass
+    return action

@@ -5,7 +5,7 @@ Each text is stored once, and a list maps file names to texts.
     code/{sha256}.py, .sql    a text, named by the digest of its bytes
     code/N.json               list N: file names as in the settings, each with its digest and path
 
-Each list holds all files of the list before it. ludic.run.snapshots decides which text runs, and who must consent.
+Each list holds all files of the list before it. ludic.run.code_snapshots decides which text runs, and who must consent.
 Raises SchemaError if a text or a list is damaged, StoreError if a text is gone.
 """
 

@@ -1,3 +1,9 @@
+from .code_snapshots import files_to_check as files_to_check
+from .code_snapshots import find_files as find_files
+from .code_snapshots import gives_consent as gives_consent
+from .code_snapshots import keep_code as keep_code
+from .code_snapshots import prepare_code as prepare_code
+from .code_snapshots import trusted_files as trusted_files
 from .code_uses import sampling_uses as sampling_uses
 from .config import SAMPLING as SAMPLING
 from .config import RunConfig as RunConfig
@@ -27,9 +33,3 @@ from .run_json import is_recorded_run as is_recorded_run
 from .run_json import located as located
 from .run_json import put_run as put_run
 from .run_json import run_of as run_of
-from .snapshots import files_to_check as files_to_check
-from .snapshots import find_files as find_files
-from .snapshots import gives_consent as gives_consent
-from .snapshots import keep_code as keep_code
-from .snapshots import prepare_code as prepare_code
-from .snapshots import trusted_files as trusted_files

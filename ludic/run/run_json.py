@@ -26,9 +26,9 @@ from ludic.root import (
     reading,
 )
 from ludic.root.storage import Storage
+from ludic.run.code_snapshots import consented_files
 from ludic.run.code_uses import sampling_uses
 from ludic.run.config import RunConfig
-from ludic.run.snapshots import consented_files
 from ludic.settings import NO_FILES, check_urls, settings_of
 
 _FIRST_WITH_STEPS = 2

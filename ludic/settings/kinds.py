@@ -14,7 +14,7 @@ algorithms need no line here: a file in their folder is a part. Entry points are
 does not have.
 
 Your own code runs only with consent if a root names it (ludic.settings.consent); the text that was read is what runs,
-and a copy of it is kept in the root (ludic.run.snapshots).
+and a copy of it is kept in the root (ludic.run.code_snapshots).
 """
 
 import ast
@@ -219,8 +219,8 @@ TOOL = Kind(
 PROTOCOL = Kind(
     role="protocol",
     built_in={
-        "single_agent": "ludic.agents.play:single_agent",
-        "several_agents": "ludic.agents.play:several_agents",
+        "single_agent": "ludic.agents.episode:single_agent",
+        "several_agents": "ludic.agents.episode:several_agents",
     },
     own=(_FUNCTION,),
 )

@@ -9,9 +9,9 @@ import pytest
 from chat_models import scripted_agent
 from episodes import EXAMPLE, Script, end, go_on, run_episode, without_place
 
+from ludic.agents.episode import MAX_STEPS
+from ludic.agents.episode_agent import INCOMPLETE_OBSERVATION
 from ludic.agents.parsers import make_parser
-from ludic.agents.play import MAX_STEPS
-from ludic.agents.player import INCOMPLETE_OBSERVATION
 from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import SpanReward, Transition

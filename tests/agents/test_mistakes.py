@@ -9,8 +9,8 @@ from chat_models import hermes_call, scripted_agent
 from episodes import EXAMPLE, Script, end, run_episode, without_place
 
 from ludic.agents.delegation import SubAgent
+from ludic.agents.episode import Episode
 from ludic.agents.parsers import Parsed
-from ludic.agents.play import Episode
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import Example, Transition
 from ludic.errors import ConfigError, ModelError, StopNowInterrupt

@@ -10,7 +10,7 @@ from chat_models import chat_tokenizer, scripted_agent
 from episodes import Script, end, go_on, run_episode
 
 from ludic.agents.agent import PromptBuilder, make_render
-from ludic.agents.play import Episode
+from ludic.agents.episode import Episode
 from ludic.base.defaults import MAX_OBSERVATION_CHARACTERS
 from ludic.engines.engine import Completion, SamplingParams
 from ludic.environments.environment import Example

@@ -11,8 +11,8 @@ from episodes import without_place
 from tiny_models import forward_logprobs
 
 from ludic.agents.agent import Agent
-from ludic.agents.play import run_episode, single_agent
-from ludic.agents.player import INCOMPLETE_OBSERVATION
+from ludic.agents.episode import run_episode, single_agent
+from ludic.agents.episode_agent import INCOMPLETE_OBSERVATION
 from ludic.agents.requests import EpisodeLimits, EpisodeRequest, repeat
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, generate_all
 from ludic.environments.environment import Environment, Example, Transition

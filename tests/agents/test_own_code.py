@@ -7,7 +7,7 @@ import pytest
 from chat_models import hermes_call, scripted_agent
 from episodes import EXAMPLE, Script, end, go_on, run_episode
 
-from ludic.agents.play import make_protocol
+from ludic.agents.episode import make_protocol
 from ludic.agents.tools.registry import make_tools
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import Example, Score, Transition

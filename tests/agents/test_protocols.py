@@ -6,7 +6,7 @@ import pytest
 from chat_models import hermes_call, scripted_agent
 from episodes import Script, end, go_on, run_episode, without_place
 
-from ludic.agents.play import make_protocol
+from ludic.agents.episode import make_protocol
 from ludic.errors import ConfigError
 
 OWN = """\

@@ -294,7 +294,7 @@ def test_each_call_has_a_seed_of_its_own_and_the_first_the_requests() -> None:
 
 def test_hundreds_of_episodes_run_at_the_same_time() -> None:
     async def run() -> float:
-        from ludic.agents.play import run_episode, single_agent
+        from ludic.agents.episode import run_episode, single_agent
         from ludic.agents.requests import EpisodeRequest, repeat
         from ludic.engines.engine import SamplingParams
 

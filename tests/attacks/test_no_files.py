@@ -24,7 +24,7 @@ from ludic.app.show.watch import Watcher
 from ludic.errors import LudicError, SchemaError
 from ludic.root.catalogue import FILE_KINDS, FileKind, Records
 from ludic.root.maintenance.verify import check_root
-from ludic.root.maintenance.verify.records import folders_for_files
+from ludic.root.maintenance.verify.other_files import folders_for_files
 from ludic.root.maintenance.verify.tables import NOT_OURS
 from ludic.root.root import Root
 from ludic.root.sql.connection import connect

@@ -12,7 +12,7 @@ from ludic.base.installed import EXTRAS, installed_version, is_installed, missin
 from ludic.environments.registry import source_of
 from ludic.errors import ConfigError
 from ludic.root.sql.planner import BatchRules
-from ludic.run.snapshots import record_of
+from ludic.run.code_snapshots import record_of
 
 
 @pytest.fixture

@@ -27,12 +27,12 @@ READERS_OF_OTHER_TEXTS = {
     "files of models": """
         engines/vllm_engine.py models/weight_files.py base/model_folders.py models/families.py
         root/weights/model_location.py models/lora.py models/tokenizer.py training/model.py app/launch/preflight.py
-        app/launch/trial.py root/maintenance/verify/records.py root/weights/weight_folders.py
+        app/launch/trial.py root/maintenance/verify/other_files.py root/weights/weight_folders.py
     """,
     "records and values of ludic's own": """
-        records/tables.py root/sql/library.py root/sql/snapshot.py root/json_records.py root/rows/files.py
+        records/tables.py root/sql/library.py root/sql/listed_files.py root/json_records.py root/rows/files.py
         training/inherited_settings.py training/numerics.py run/config.py app/cli/docs.py eval/what_if/cut.py
-        app/operations/fit.py training/batches/source.py app/launch/vllm_server.py app/launch/start_server.py
+        app/operations/fit.py training/batches/source.py app/launch/vllm_server.py app/launch/fork_server.py
         adapters/environments/verifiers.py adapters/exports/tables.py settings/table.py
     """,
     "what a user gives": """

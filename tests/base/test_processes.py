@@ -37,8 +37,8 @@ BY_LIBRARIES = {
     ("ludic/agents/tools/mcp.py", "mcp.StdioServerParameters"),
     # Starts the command that `shell_command` returns; tests/app/show/terminal/test_start.py opens a page.
     ("ludic/app/show/terminal/web.py", "textual_serve.server.Server"),
-    # Forks itself, after it was started by ludic.base.processes; tests/app/launch/test_start_server.py compares both.
-    ("ludic/app/launch/start_server.py", "os.fork"),
+    # Forks itself, after it was started by ludic.base.processes; tests/app/launch/test_fork_server.py compares both.
+    ("ludic/app/launch/fork_server.py", "os.fork"),
     # With a job that keeps the working directory from Ray's processes; tests/clusters runs one.
     ("ludic/adapters/ray/launcher.py", "ray.init"),
 }

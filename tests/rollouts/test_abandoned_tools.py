@@ -9,7 +9,7 @@ import pytest
 from chat_models import scripted_agent
 from episodes import Script, end
 
-from ludic.agents.play import by_environment, run_episode
+from ludic.agents.episode import by_environment, run_episode
 from ludic.agents.requests import EpisodeLimits
 from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox

@@ -10,7 +10,7 @@ import pytest
 
 from ludic.errors import ModelError, SchemaError
 from ludic.root.catalogue import IDENTITY
-from ludic.root.maintenance.verify.records import check_model
+from ludic.root.maintenance.verify.other_files import check_model
 from ludic.root.root import Root
 from ludic.root.weights.weight_folders import copy_snapshot, identify, keep_model, read_identity, read_snapshot
 from ludic.run.run_json import put_run, run_of

@@ -62,7 +62,7 @@ def test_a_marked_row_is_text_however_it_is_read_and_after_compaction(root, monk
 
     check()
     monkeypatch.setattr("ludic.root.rows.reader.MANY_FILES", 1)
-    monkeypatch.setattr("ludic.root.sql.snapshot.MANY_FILES", 1)
+    monkeypatch.setattr("ludic.root.sql.listed_files.MANY_FILES", 1)
     check()
     compact(root)
     assert [file.is_compacted for file in current_files(root)] == [True]

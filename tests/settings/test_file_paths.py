@@ -9,7 +9,7 @@ import pytest
 from ludic.errors import ConsentError
 from ludic.root.code import keep_files
 from ludic.root.root import Root
-from ludic.run.snapshots import find_files, gives_consent, prepare_code, trusted_files
+from ludic.run.code_snapshots import find_files, gives_consent, prepare_code, trusted_files
 from ludic.settings.consent import CodeSettings, CodeUse, give_consent
 from ludic.settings.kinds import KINDS
 from ludic.settings.user_code import load_file

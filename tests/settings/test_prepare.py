@@ -10,7 +10,7 @@ from tiny_runs import create_root
 from ludic.errors import ConfigError, ConsentError
 from ludic.root.code import keep_files
 from ludic.root.root import Root
-from ludic.run.snapshots import find_files, prepare_code
+from ludic.run.code_snapshots import find_files, prepare_code
 from ludic.settings.consent import CodeSettings, CodeUse, has_consent
 from ludic.settings.user_files import Files
 

@@ -11,7 +11,7 @@ from ludic.errors import QueryError
 from ludic.root.attempts import read_attempt
 from ludic.root.code import keep_files
 from ludic.root.root import Root
-from ludic.run.snapshots import find_files
+from ludic.run.code_snapshots import find_files
 from ludic.settings.consent import CodeUse, give_consent
 
 ADVANTAGE = """

@@ -20,7 +20,7 @@ def demo(*, agents: bool = False, root: str | None = None, num_steps: PositiveCo
         teach_a_tool(root or "runs/demo-agents", num_steps or 50)
     else:
         from ludic.app.launch.config import LaunchConfig
-        from ludic.app.launch.start_server import started_early
+        from ludic.app.launch.fork_server import started_early
         from ludic.engines import EngineConfig
 
         with started_early(LaunchConfig(), EngineConfig(), NUM_WORKERS):

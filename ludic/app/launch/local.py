@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from ludic.app.launch.config import LaunchConfig
 from ludic.app.launch.evaluate import log_missed
+from ludic.app.launch.fork_server import StartServer, environment_of, forks_engine, forks_trainer
 from ludic.app.launch.gpus import GpuPlan, gpu_plan
 from ludic.app.launch.process import config_args
 from ludic.app.launch.roots import other_location
-from ludic.app.launch.start_server import StartServer, environment_of, forks_engine, forks_trainer
 from ludic.app.launch.supervisor import ChildProcess, finish, supervise
 from ludic.app.launch.train import last_step, train_args
 from ludic.app.show.watch import Watcher, open_view

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 
+from ludic.app.launch.fork_server import ForkedProcess, StartServer
 from ludic.app.launch.process import KILL_AFTER_S, SUPERVISED, stop_within_s
-from ludic.app.launch.start_server import ForkedProcess, StartServer
 from ludic.base import in_temporary, mask, private_folder, start_python
 from ludic.errors import DETAIL_INDENT, LASTING_EXIT_CODE, LudicError, SlotTakenError
 from ludic.root.storage import open_to_append, refuse_linked_log

@@ -231,9 +231,9 @@ def _fit_sampled(
         if wait:
             stack.enter_context(_server_started_early(parts))
         # Now, since they take as long as what the server imports meanwhile.
+        from ludic.app.launch.fork_server import start_server
         from ludic.app.launch.local import launch as launch_all
         from ludic.app.launch.preflight import check_start
-        from ludic.app.launch.start_server import start_server
         from ludic.app.operations.fit_inputs import Inputs
         from ludic.app.operations.run import Run
         from ludic.app.show.watch import log_shown
@@ -276,7 +276,7 @@ def _server_started_early(parts: Mapping[str, dict[str, Any]]) -> AbstractContex
 
     If the run turns out to have another environment, it starts another server. parts: settings as they were given.
     """
-    from ludic.app.launch.start_server import started_early
+    from ludic.app.launch.fork_server import started_early
 
     launching, num_workers = dict(parts["launch"]), parts["run"].get("num_workers", 1)
     if launching.get("launcher", "local") != "local" or not isinstance(num_workers, int):

@@ -31,7 +31,7 @@ from ludic.settings import (
 from ludic.training import TrainConfig
 
 if TYPE_CHECKING:
-    from ludic.app.launch.start_server import StartServer
+    from ludic.app.launch.fork_server import StartServer
     from ludic.app.operations.outcomes import Checked, Sampled, Trained
     from ludic.app.operations.run import Run
     from ludic.app.operations.typed import CheckSettings, RunSettings, TrainSettings, WorkerSettings
@@ -84,7 +84,7 @@ def run(
     """
     from functools import partial
 
-    from ludic.app.launch.start_server import start_server
+    from ludic.app.launch.fork_server import start_server
 
     groups = {"run": RunConfig, "train": TrainConfig, "code": CodeSettings, "launch": LaunchConfig}
     url, parts = _url(run), split(settings, **groups, engine=EngineConfig)

@@ -19,6 +19,7 @@ from .library import quote as quote
 from .library import run_advantage as run_advantage
 from .library import run_measure as run_measure
 from .library import run_query as run_query
+from .listed_files import count_rows as count_rows
 from .planner import ADDED as ADDED
 from .planner import UNTRAINABLE as UNTRAINABLE
 from .planner import BatchRules as BatchRules
@@ -41,5 +42,4 @@ from .reports import read_reports as read_reports
 from .reports import steps_by_environment as steps_by_environment
 from .reports import texts as texts
 from .root_views import unreadable_records as unreadable_records
-from .snapshot import count_rows as count_rows
 from .synthetic import try_rules as try_rules

@@ -1,6 +1,6 @@
 """Connect DuckDB to the roots of one or several runs.
 
-Reads the roots, and caches scalars of many small files on this machine (ludic.root.sql.snapshot). The files of
+Reads the roots, and caches scalars of many small files on this machine (ludic.root.sql.listed_files). The files of
 `rollouts`
 and `evals` are listed once; the other views list their files at each query. Raises MissingRootError if there is no run,
 QueryError if the roots can't be read together or DuckDB can't name a folder. A broken file of a worker, and on a local
@@ -22,8 +22,8 @@ from ludic.errors import QueryError
 from ludic.records import rollouts_schema
 from ludic.root.root import Root
 from ludic.root.sql.library import create_macros, escape_glob, quote_list
+from ludic.root.sql.listed_files import Snapshot
 from ludic.root.sql.root_views import create_views
-from ludic.root.sql.snapshot import Snapshot
 
 # --- Roots to read together ----------------------------------------------------------------------------
 

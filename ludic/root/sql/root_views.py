@@ -36,7 +36,7 @@ from ludic.root.json_records import AttemptId, StoredCount, Time
 from ludic.root.root import Root
 from ludic.root.rows.files import Folder
 from ludic.root.sql.library import escape_glob, quote, quote_list
-from ludic.root.sql.snapshot import ARGUMENTS, ListReader, Snapshot, segment_schema
+from ludic.root.sql.listed_files import ARGUMENTS, ListReader, Snapshot, segment_schema
 
 logger = logging.getLogger(__name__)
 

@@ -80,7 +80,7 @@ def test_many_files_are_counted_from_the_cache_of_scalars(
     root = Root.open(str(breakable))
     expected = ludic.open(root.url).watch(once=True).totals.facts
     monkeypatch.setenv("LUDIC_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("ludic.root.sql.snapshot.FEW_FILES", 0)
+    monkeypatch.setattr("ludic.root.sql.listed_files.FEW_FILES", 0)
     assert ludic.open(root.url).watch(once=True).totals.facts == expected
     assert [file["name"] for file in expected["unreadable"]] == [torn]
     assert list((tmp_path / "cache").rglob("*.parquet"))

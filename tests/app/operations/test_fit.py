@@ -22,7 +22,7 @@ from notebook_cells import execute_cells
 
 import ludic
 from ludic.adapters.imports.forms import conversations, pairs
-from ludic.app.launch.start_server import StartServer
+from ludic.app.launch.fork_server import StartServer
 from ludic.app.operations import fit_inputs
 from ludic.app.operations.fit import _has_heldout, _keep_columns, _server_started_early
 from ludic.app.operations.fit_inputs import Inputs, QuestionSet, named_rewards, rows_of, write_questions, write_rewards

@@ -94,7 +94,7 @@ def test_a_cache_and_a_temporary_folder_of_such_names_serve(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp [1]*"))
     monkeypatch.setenv("LUDIC_CACHE_DIR", str(tmp_path / "cache [1]*"))
     for few in (0, 64):  # scalars are in the user's cache, in a temporary folder
-        monkeypatch.setattr("ludic.root.sql.snapshot.FEW_FILES", few)
+        monkeypatch.setattr("ludic.root.sql.listed_files.FEW_FILES", few)
         assert counts(ludic.connect(plain, sealed=True)) == wanted
     assert [*(tmp_path / "cache [1]*").rglob("*.parquet")]
 

@@ -20,7 +20,7 @@ from ludic.root.maintenance.verify.checks import ROW_CHECKS, small_views_as_tabl
 from ludic.root.root import Root
 from ludic.root.rows.files import RolloutFile, list_files
 from ludic.root.rows.parquet import encode
-from ludic.root.sql import snapshot
+from ludic.root.sql import listed_files as snapshot
 from ludic.root.sql.library import advantages, has_rows, load_checks, run_query
 from ludic.run.config import RunConfig
 from ludic.run.run_json import put_run

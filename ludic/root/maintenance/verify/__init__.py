@@ -22,7 +22,7 @@ from ludic.root.maintenance.verify.checks import (
     note_data,
     small_views_as_tables,
 )
-from ludic.root.maintenance.verify.records import (
+from ludic.root.maintenance.verify.other_files import (
     AT_THE_TOP,
     check_code,
     check_inputs,

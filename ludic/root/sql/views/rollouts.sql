@@ -1,7 +1,7 @@
 -- rollouts: rollouts to train on; evals: rollouts sampled for evaluation
 -- grain: one row per rollout_id | reads: $folder/ of the root, as it was at the first query; ludic.refresh updates it
 -- version and env are the partition; a filter on version skips files unread, a filter on policy_version or env does not
--- lists of rows that are not compacted yet are read when they are used; see ludic/root/sql/snapshot.py
+-- lists of rows that are not compacted yet are read when they are used; see ludic/root/sql/listed_files.py
 -- capture: by the macro capture_of, also of rows that were imported before there was this column
 -- NULL: as in schemas/rollouts.v1.json; also a column that an older file lacks
 select $columns_by_address, version, env

@@ -16,7 +16,6 @@ import numpy as np
 from ludic.agents.agent import Agent, PromptBuilder
 from ludic.agents.contexts import Context, text_after_thinking
 from ludic.agents.environment_calls import check_text, checked, checked_messages, finite
-from ludic.agents.episode import TrajectoryKey, TrajectoryRecorder
 from ludic.agents.parsers import Parsed
 from ludic.agents.requests import (
     NO_COMPONENTS,
@@ -29,6 +28,7 @@ from ludic.agents.requests import (
     fails_the_episode,
 )
 from ludic.agents.tools.toolbox import Toolbox
+from ludic.agents.trajectory import TrajectoryKey, TrajectoryRecorder
 from ludic.base import shortened
 from ludic.engines import Completion, GenerationRequest, check_completion
 from ludic.environments import SpanReward, Transition

@@ -15,8 +15,7 @@ import pytest
 from hostile_folders import hostile_folder, imported_from
 
 from ludic.app.launch.config import LaunchConfig, Start
-from ludic.app.launch.process import SUPERVISED, stop_variables
-from ludic.app.launch.start_server import (
+from ludic.app.launch.fork_server import (
     FREE,
     MODULES,
     ForkedProcess,
@@ -25,6 +24,7 @@ from ludic.app.launch.start_server import (
     start_server,
     started_early,
 )
+from ludic.app.launch.process import SUPERVISED, stop_variables
 from ludic.app.launch.supervisor import ChildProcess, ProcessDiedError, supervise
 from ludic.base.processes import start_python
 from ludic.engines.config import EngineConfig
@@ -80,7 +80,7 @@ sys.stdin.read()
 SUPERVISOR = """
 import os, sys, time
 from pathlib import Path
-from ludic.app.launch.start_server import StartServer
+from ludic.app.launch.fork_server import StartServer
 folder = Path(sys.argv[1])
 server = StartServer(os.environ)
 process = server.start(["waits", str(folder / "lives")], os.environ, (folder / "log").open("wb"))
@@ -96,7 +96,7 @@ def refuse(*_): raise AssertionError("the server looks for GPUs")
 torch.cuda.is_available = torch.cuda.device_count = torch.cuda.init = torch._C._cuda_init = refuse
 for name in sys.argv[1:]:
     import_module(name)
-import ludic.app.launch.start_server, numpy, setproctitle
+import ludic.app.launch.fork_server, numpy, setproctitle
 print(len(os.listdir("/proc/self/task")), *sorted({name.partition(".")[0] for name in sys.modules}))
 """
 
@@ -209,7 +209,7 @@ def test_a_run_takes_the_server_that_was_started_early_if_it_fits(
 
     def servers() -> set[int]:
         children = psutil.Process().children()
-        return {child.pid for child in children if "ludic.app.launch.start_server" in arguments(child)}
+        return {child.pid for child in children if "ludic.app.launch.fork_server" in arguments(child)}
 
     before = servers()
     with started_early(processes, EngineConfig(), num_workers), start_server(start) as server:
@@ -410,7 +410,7 @@ while True:
 def test_a_forked_process_is_stopped_with_all_of_its_group(server, environment, tmp_path: Path, monkeypatch, ends):
     stops = stop_variables(60 if ends else 1)
     monkeypatch.setattr("ludic.app.launch.supervisor.KILL_AFTER_S", 0.0)
-    monkeypatch.setattr("ludic.app.launch.start_server.FREE", FREE | stops.keys())  # no other server for each time
+    monkeypatch.setattr("ludic.app.launch.fork_server.FREE", FREE | stops.keys())  # no other server for each time
 
     def tick() -> None:
         if (tmp_path / "pids").exists():

@@ -12,10 +12,10 @@ import pytest
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.root.code import keep_files
 from ludic.root.root import Root
+from ludic.run.code_snapshots import find_files, trusted_files
 from ludic.run.code_uses import sampling_uses
 from ludic.run.config import RunConfig
 from ludic.run.run_json import create_root, run_of
-from ludic.run.snapshots import find_files, trusted_files
 from ludic.settings.consent import CodeUse
 from ludic.settings.user_files import UserFile, read_user_file
 
