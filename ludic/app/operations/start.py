@@ -91,6 +91,7 @@ def run(
     if like is not None or create_only:
         made = create(url, like=like, **parts["run"], **parts["code"])
         if create_only:
+            _note_unused({**parts["train"], **parts["engine"], **parts["launch"]})
             return _created(made.root)
     require("torch", TRAIN, "ludic run")
     start, code = _start_of(url, config, algorithm, engine, parts)
@@ -180,6 +181,13 @@ def _start_of(
         root=root,
     )
     return start, convert(CodeSettings, parts["code"])
+
+
+def _note_unused(settings: Mapping[str, Any]) -> None:
+    """Say which settings a root does not hold, so that nobody takes them for those of its trainer."""
+    if settings:
+        names = ", ".join(settings)
+        logger.warning("the root does not hold %s: give them to `ludic run`, `ludic train` or `ludic worker`", names)
 
 
 def _created(root: "Root") -> "Trained":
