@@ -278,7 +278,7 @@ def test_the_trainers_command_trains_one_model_on_two_machines(tmp_path: Path, r
 
 def test_settings_of_another_system_and_missing_ones_are_refused(root: Root) -> None:
     for system, cluster, message in [
-        ("slurm", KUBERNETES, "namespace does not apply to slurm"),
+        ("slurm", KUBERNETES, "image does not apply to slurm"),
         ("kubernetes", ClusterConfig(), "image is missing"),
         ("kubernetes", KUBERNETES, "is a folder, which machines of kubernetes do not see"),
     ]:

@@ -21,7 +21,7 @@ from ludic.root.attempts import start_attempt
 from ludic.run.config import RunConfig
 from ludic.run.run_json import put_run
 from ludic.settings.flags import MOST_LISTED, first_options, run_script
-from ludic.settings.table import Range, SettingsError, check, settings_of, to_flags
+from ludic.settings.table import Range, Setting, SettingsError, check, settings_of, to_flags
 from ludic.training.config import ON_CPU, LossConfig, PpoClip, TrainConfig
 from ludic.training.inherited_settings import next_config
 from ludic.training.presets import load_algorithm
@@ -297,7 +297,11 @@ def test_help_has_no_line_break_within_a_sentence(ludic, command: str, columns: 
     assert "Without this flag, code that came with somebody else's root is refused" in text
 
 
-PAGES = [name for name, command in COMMANDS.items() if len(settings_of_command(command.operation)) > MOST_LISTED]
+def options_of(name: str) -> list[Setting]:
+    return [each for each in settings_of_command(COMMANDS[name].operation) if each.has_flag]
+
+
+PAGES = [name for name in COMMANDS if len(options_of(name)) > MOST_LISTED]
 
 
 @pytest.mark.parametrize("command", PAGES)
