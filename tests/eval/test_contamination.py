@@ -202,7 +202,7 @@ def test_trained_rollouts_without_a_text_are_counted(root, evaluated) -> None:
 def test_a_query_of_your_own_runs_and_a_wrong_one_is_explained(root, evaluated, tmp_path: Path) -> None:
     run = evaluated(one=FIVE)
     train_on(root, {"any": ("nothing",)})
-    text = Path(ludic.__file__).parent.joinpath("sql/contamination/ngrams.sql").read_text()
+    text = Path(ludic.__file__).parent.joinpath("root/sql/contamination/ngrams.sql").read_text()
     (tmp_path / "mine.sql").write_text(text.replace("default: n = 13", "default: n = 4"))
     assert by_example(run, query=str(tmp_path / "mine.sql"))["one"][0] == 2
     (tmp_path / "mine.sql").write_text("select 1 as share")

@@ -289,11 +289,11 @@ def test_the_small_model_of_a_check_crosses_its_original_length():
 
 _PACKAGE = Path(ludic.__file__).parent
 _OWN_FACTORS = {
-    "launch/work.py: publish_first": "copies the weights",
-    "launch/work.py: save": "copies the weights",
-    "launch/vllm_server.py: main": "reads all arguments from JSON",
+    "app/launch/sample.py: publish_first": "copies the weights",
+    "app/launch/sample.py: save": "copies the weights",
+    "app/launch/vllm_server.py: main": "reads all arguments from JSON",
     "engines/vllm_engine.py: __init__": "has a default without a run",
-    "demos/words.py: heldout_answers": "samples from the demo's own model",
+    "app/demos/words.py: heldout_answers": "samples from the demo's own model",
     "adapters/exports/weights.py: _merge_adapter": "copies the weights",
     "training/checkpoint.py: _read_weights": "copies the weights",
     "models/weight_files.py: check_folder": "reads the weights' names and shapes",

@@ -27,7 +27,7 @@ NAPS = Table(
     kept="expire",
     view="naps",
 )
-ROWS = (*ROWS, NAPS)
+FILE_KINDS = (*FILE_KINDS, NAPS)
 """
 SCHEMA = {
     "table": "naps",

@@ -381,7 +381,7 @@ def test_a_prefix_of_a_url_is_followed_over_restarts(request, root: Root, tmp_pa
     assert following.look(3) == ["1.jsonl", "2.jsonl"]
     again = Following(root, folder, "verl")
     assert again.look(2) == []
-    assert all(file.is_settled and file.num_looks == 2 for file in again.follower.files.values())
+    assert all(file.is_settled and file.num_polls == 2 for file in again.follower.files.values())
     assert [file.state for file in again.follower.stored.values()] == [
         file.state for file in again.follower.files.values()
     ]  # no digest was needed

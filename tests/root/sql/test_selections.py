@@ -69,7 +69,7 @@ def test_curriculum_takes_what_is_neither_too_hard_nor_too_easy_and_a_shortage_s
     planner = planner_of([table], selection="curriculum", groups_per_batch=2)
     assert chosen(planner) is None
     shortage = planner.shortage(1, trainer_version=0)
-    assert shortage.describe() == "1 of 2 groups are ready; selection curriculum passes over 2 more"
+    assert shortage.describe() == "1 of 2 groups are ready; selection curriculum leaves out 2 more"
     wide = planner_of([table], selection="curriculum", groups_per_batch=2, params={"max_success": 1.0})
     assert chosen(wide) == list(dict.fromkeys(table["group_id"].to_pylist()))[:2]
 

@@ -84,7 +84,7 @@ def test_answers_of_rollouts_and_evals_to_one_example_are_shown_side_by_side(mad
         assert first.found.record.rollout_id != second.found.record.rollout_id
         await press(pilot, "tab", "c")
         assert second.has_focus
-        assert first.look.color == second.look.color == "advantage"
+        assert first.options.color == second.options.color == "advantage"
         await press(pilot, "escape", "escape")
         assert app.screen.query_one(RolloutPane).rollout_id == row["rollout_id"]
 
