@@ -5,14 +5,19 @@
 
 In the block each missing package of PACKAGES is imported as a stand-in: any name can be taken from it, and a call gives
 such a name again, as for `Meta(ge=0)` in an annotation. After the block the package is missing again, and a call of one
-of these names raises ModuleNotFoundError. So what needs none of the packages runs, and nothing else does.
+of these names raises ModuleNotFoundError. So what needs none of the packages runs, and nothing else does. The doors of
+ludic's rooms need lazy_loader; where it is missing, `attach_stub` here reads them.
 """
 
+import ast
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -56,9 +61,27 @@ class _Finder(MetaPathFinder, Loader):
         """Do nothing: a stand-in has no code."""
 
 
+def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return __getattr__, __dir__ and __all__ of a door, as lazy_loader.attach_stub does."""
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    homes = {each.name: f"{package}.{node.module}" for node in imports for each in node.names}
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"{package} has no {name}")
+        return getattr(import_module(homes[name]), name)
+
+    return get, lambda: sorted(homes), sorted(homes)
+
+
 @contextmanager
 def stand_ins(packages: Collection[str] = PACKAGES) -> Iterator[None]:
     """Let missing packages be imported within the block."""
+    if "lazy_loader" not in sys.modules and find_spec("lazy_loader") is None:
+        doors = ModuleType("lazy_loader")
+        doors.__dict__["attach_stub"] = attach_stub
+        sys.modules["lazy_loader"] = doors
     finder = _Finder(packages)
     sys.meta_path.append(finder)
     StandIn.is_importing = True
