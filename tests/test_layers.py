@@ -97,7 +97,9 @@ def test_a_circle_is_found_through_functions_and_doors(tmp_path: Path, monkeypat
 
 
 def test_the_top_of_the_package_is_few_rooms_in_few_layers() -> None:
-    entries = {each.name for each in PACKAGE.iterdir()} - {"__pycache__", "schemas", "coming_from.toml"}
+    # A folder of an earlier commit may still hold compiled files.
+    found = [each for each in PACKAGE.iterdir() if each.is_file() or any(each.glob("*.py"))]
+    entries = {each.name for each in found} - {"schemas", "coming_from.toml"}
     assert len(entries) <= 18, sorted(entries)
     assert len(LAYERS) <= 14
     rooms = {f"ludic.{each.name.removesuffix('.py')}" for each in PACKAGE.iterdir() if each.name in entries}
