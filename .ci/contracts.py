@@ -14,18 +14,15 @@ from importlinter import configuration
 from importlinter.application.app_config import settings
 from importlinter.application.use_cases import lint_imports
 
+from ludic.app.cli.docs import names_at_doors
+
 PACKAGE = Path(__file__).parents[1] / "ludic"
 
 
 def doors(package: Path = PACKAGE) -> dict[tuple[str, str], str]:
     """Return the module that defines each name of each door, by the door and the name."""
-    found = {}
-    for stub in sorted(package.rglob("__init__.pyi")):
-        room = ".".join((package.name, *stub.parent.relative_to(package).parts))
-        for node in ast.parse(stub.read_text(encoding="utf-8")).body:
-            assert isinstance(node, ast.ImportFrom), f"{stub}: wanted imports alone"
-            found |= {(room, each.name): f"{room}.{node.module}" for each in node.names}
-    return found
+    places = names_at_doors(package)
+    return {(door, name): ".".join(path.relative_to(package.parent).parts) for door, name, path in places}
 
 
 def names_from(tree: ast.Module, door: str, *, for_type_checkers: bool) -> Iterator[tuple[int, str]]:

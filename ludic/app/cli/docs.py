@@ -354,16 +354,21 @@ rooms import a name from its room's door, as `from ludic.root import Root`, neve
 """
 
 
-def doors(package: Path) -> dict[Path, tuple[str, list[str]]]:
-    """Return the room and the names that a file gives at its door, by the file's path without .py."""
-    found: dict[Path, tuple[str, list[str]]] = {}
+def names_at_doors(package: Path) -> Iterator[tuple[str, str, Path]]:
+    """Yield each door with a name that it gives and the file that has the name, without .py. A door is __init__.pyi."""
     for stub in sorted(package.rglob("__init__.pyi")):
+        room = ".".join((package.name, *stub.parent.relative_to(package).parts))
         for node in ast.parse(stub.read_bytes()).body:
             assert isinstance(node, ast.ImportFrom), f"{stub}: wanted imports alone"
-            path = stub.parent / (node.module or "").replace(".", "/")
-            room = ".".join((package.name, *stub.parent.relative_to(package).parts))
-            given = found.get(path, (room, []))[1]  # also by the door of the room that this room is in
-            found[path] = (room, [*given, *(each.name for each in node.names if each.name not in given)])
+            yield from ((room, each.name, stub.parent / (node.module or "").replace(".", "/")) for each in node.names)
+
+
+def _by_file(package: Path) -> dict[Path, tuple[str, list[str]]]:
+    """Return the innermost room and the names that a file gives at doors, by the file's path without .py."""
+    found: dict[Path, tuple[str, list[str]]] = {}
+    for room, name, path in names_at_doors(package):
+        given = found.get(path, (room, []))[1]  # also by the door of the room that this room is in
+        found[path] = (room, given if name in given else [*given, name])
     return found
 
 
@@ -373,7 +378,7 @@ def files_page(folder: Path) -> str:
     folder: of the repository. A module without a docstring is an error; such an __init__ or __main__ is left out.
     """
     sections: dict[Path, list[str]] = {}
-    at_doors = doors(folder / "ludic")
+    at_doors = _by_file(folder / "ludic")
     for path in sorted((folder / "ludic").rglob("*.py"), key=lambda path: (path.parent.parts, path.name)):
         text = ast.get_docstring(ast.parse(path.read_bytes()))
         assert text or path.stem in ("__init__", "__main__"), f"{path}: no docstring"
