@@ -140,6 +140,7 @@ def test_a_door_is_lazy_and_leads_to_what_its_module_has(door: str) -> None:
         ("ludic.store", "ludic.root"),
         ("ludic.sql.connect", "ludic.root.sql"),
         ("ludic.run_config", "ludic.run"),
+        ("ludic.agents.play", "ludic.agents"),
         ("ludic.models.first_model", "ludic.root.weights"),
     ],
 )

@@ -8,6 +8,8 @@ from types import MappingProxyType, ModuleType
 
 ROOMS: Mapping[str, str] = MappingProxyType(
     {
+        "ludic.agents.play": "ludic.agents",
+        "ludic.agents.player": "ludic.agents",
         "ludic.answers": "ludic.base",
         "ludic.batches": "ludic.training.batches",
         "ludic.by_name": "ludic.base",
