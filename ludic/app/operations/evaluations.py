@@ -72,12 +72,8 @@ def eval_(
         parts["samples"]["env"] = (parts["samples"]["env"],)
     if stored:
         own_engine = None if engine == EngineConfig() else engine  # a command gives the default one
-        own = (
-            {"suite": suite, "engine": own_engine, "device": device, "model": model} | parts["samples"] | parts["code"]
-        )
-        for name, value in own.items():
-            if name != "env" and value is not None:
-                raise SettingsError(f"{name} is for sampling, and stored samples nothing; leave out one of them")
+        sampling = {"suite": suite, "engine": own_engine, "device": device, "model": model}
+        _refuse_sampling(sampling | parts["samples"] | parts["code"])
         return _measure_stored(run, versions, parts["samples"].get("env"), interval, parts["measure"])
     require("torch", TRAIN, "ludic eval")
 
@@ -106,6 +102,13 @@ def eval_(
         return measure_stored(root, measure, done.chosen(""), interval)
     chosen = {entry.name: (entry.measure, done.chosen(entry.label)) for entry in entries}
     return Evaluation(url=root.url, numbers=numbers_of_entries(root, chosen, interval), confidence=measure.confidence)
+
+
+def _refuse_sampling(settings: Mapping[str, Any]) -> None:
+    """Raise SettingsError for a setting of samples, of which `stored` takes env alone."""
+    for name, value in settings.items():
+        if name != "env" and value is not None:
+            raise SettingsError(f"{name} is for sampling, and stored samples nothing; leave out one of them")
 
 
 def _measure_stored(

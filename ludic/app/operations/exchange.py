@@ -2,7 +2,7 @@
 
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, Protocol, Unpack
@@ -141,9 +141,9 @@ def import_(
     """
     from ludic.app.launch.process import interruptible_unless
     from ludic.app.operations.outcomes import Imported
-    from ludic.root import Root
 
-    for name, value in {"interval_s": interval_s, "rest_s": rest_s, "until_idle_s": until_idle_s}.items():
+    times = {"interval_s": interval_s, "rest_s": rest_s, "until_idle_s": until_idle_s}
+    for name, value in times.items():
         if value is not None and not follow:
             raise ConfigError(f"{name} applies to follow alone, which is off; leave it out, or follow a folder")
     # Before a run is started for the files.
@@ -151,14 +151,8 @@ def import_(
     paths = [fspath(path) for path in ([files] if isinstance(files, str | PathLike) else files)]
     if not paths:
         raise ConfigError("no file to import was named")
-    try:
-        root = Root.open(run, writable=True) if isinstance(run, str) else run.root.writable()
-    except MissingRootError:
-        if model is None:
-            raise ConfigError(f"{run} holds no run; --model FOLDER_OR_ID starts one") from None
-        sizes = {"group_size": group_size, "groups_per_batch": groups_per_batch}
-        start = find_by_name("ludic.adapters.imports.importing:start_for_import")
-        root = start(str(run), model, from_, env=env, **sizes)
+    sizes = {"group_size": group_size, "groups_per_batch": groups_per_batch}
+    root = _open_or_start(run, model, from_, env, sizes)
     how = {"env": env, "tokenizer": tokenizer, "model": model}
     if not follow:
         import_files = find_by_name("ludic.adapters.imports.importing:import_files")
@@ -166,10 +160,24 @@ def import_(
     imported: Imported | None = None
     try:
         with interruptible_unless(stop) as stopped:
-            times = {"interval_s": interval_s, "rest_s": rest_s, "until_idle_s": until_idle_s}
             follow_folders = find_by_name("ludic.adapters.imports.following:follow")
             imported = follow_folders(root, paths, from_, stopped, **times, **how)
     except KeyboardInterrupt:
         if imported is None:  # a second Ctrl-C; the first one ends it well
             raise
     return imported
+
+
+def _open_or_start(
+    run: "Run | str", model: str | None, from_: str, env: str | None, sizes: Mapping[str, int]
+) -> "Root":
+    """Return the root of a run to import into; a run that does not exist is started if there is a model for it."""
+    from ludic.root import Root
+
+    try:
+        return Root.open(run, writable=True) if isinstance(run, str) else run.root.writable()
+    except MissingRootError:
+        if model is None:
+            raise ConfigError(f"{run} holds no run; --model FOLDER_OR_ID starts one") from None
+        start = find_by_name("ludic.adapters.imports.importing:start_for_import")
+        return start(str(run), model, from_, env=env, **sizes)
