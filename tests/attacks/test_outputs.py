@@ -43,6 +43,6 @@ def test_an_environment_file_that_exits_is_an_error(tmp_path: Path) -> None:
 
 def test_an_advantage_file_that_exits_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "leaves.py"
-    file.write_text("import sys\n\ndef advantage(rollouts):\n    return rollouts\n\nsys.exit()\n")
-    with pytest.raises(QueryError, match=r"leaves\.py, line 6, failed: RuntimeError: sys\.exit\(None\) was called"):
+    file.write_text("import sys\n\ndef advantage(rollouts):\n    return rollouts\n\nsys.exit(4)\n")
+    with pytest.raises(QueryError, match=r"leaves\.py, line 6, failed: RuntimeError: sys\.exit\(4\) was called"):
         load_advantage(f"{file}:advantage")

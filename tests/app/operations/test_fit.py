@@ -82,11 +82,16 @@ def script(folder: Path, text: str, *args: str, name: str = "train.py") -> str:
     return done.stdout
 
 
+def put_model(folder: Path) -> None:
+    """For forked processes: they read the place of the Hub's cache before the test named its own."""
+    snapshot = Path(os.environ["HF_HUB_CACHE"], f"models--{MODEL.replace('/', '--')}", "snapshots", "0" * 40)
+    shutil.copytree(snapshot, folder / MODEL)
+
+
 def forked_script(folder: Path, text: str) -> tuple[str, str]:
     """What a script prints and logs, in a forked process that finds the model in its folder, without the Hub."""
     (folder / "train.py").write_text(dedent(text))
-    snapshot = Path(os.environ["HF_HUB_CACHE"], f"models--{MODEL.replace('/', '--')}", "snapshots", "0" * 40)
-    shutil.copytree(snapshot, folder / MODEL)
+    put_model(folder)
     process = Forked(["train.py"], folder / "err", out=folder / "out", cwd=folder)
     out, err = process.communicate(500)
     assert process.returncode == 0, err
@@ -171,6 +176,7 @@ CELLS = (
 def test_cells_of_a_notebook_resume_and_take_a_changed_reward(folder: Path) -> None:
     cells = [nbformat.v4.new_code_cell(dedent(cell)) for cell in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
+    put_model(folder)
     execute_cells(notebook, folder, timeout_s=800)
     found = [
         [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.get("outputs", [])]
