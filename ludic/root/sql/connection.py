@@ -1,18 +1,18 @@
 """Connect DuckDB to the roots of one or several runs.
 
 Reads the roots, and caches scalars of many small files on this machine (ludic.root.sql.listed_files). The files of
-`rollouts`
-and `evals` are listed once; the other views list their files at each query. Raises MissingRootError if there is no run,
-QueryError if the roots can't be read together or DuckDB can't name a folder. A broken file of a worker, and on a local
-disk a broken record, is left out with a warning; any other broken file fails the queries that read it, with DuckDB's
-error, unless it is left out by name.
+`rollouts` and `evals` are listed once; the other views list their files at each query. Raises MissingRootError if there
+is no run, QueryError if the roots can't be read together or DuckDB can't name a folder. A broken file of a worker, and
+on a local disk a broken record, is left out with a warning; any other broken file fails the queries that read it, with
+DuckDB's error, unless it is left out by name.
 """
 
+import atexit
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from os import PathLike
-from typing import Any, Protocol, Self, TypeGuard
+from typing import Any, Protocol, Self, TypeGuard, clear_overloads
 from weakref import WeakKeyDictionary
 
 import duckdb
@@ -24,6 +24,10 @@ from ludic.root.root import Root
 from ludic.root.sql.library import create_macros, escape_glob, quote_list
 from ludic.root.sql.listed_files import Snapshot
 from ludic.root.sql.root_views import create_views
+
+# torch keeps `typing` to the end of the process, whose registry of overloads keeps the modules of their functions. So
+# DuckDB's module was kept, too, and its binding printed 40 lines of "leaked instance" below the last line of a run.
+atexit.register(clear_overloads)
 
 # --- Roots to read together ----------------------------------------------------------------------------
 
