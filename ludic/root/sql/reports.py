@@ -48,7 +48,7 @@ def by_column(con: duckdb.DuckDBPyConnection, name: str, rows: Folder = "rollout
         if name in types:
             if types[name].id in _NESTED:
                 raise QueryError(f"column {name!r} holds a {types[name].id} in each row; wanted one value to group by")
-            return f'"{name.replace('"', '""')}"'
+            return '"' + name.replace('"', '""') + '"'
         for keys in ([name], *([name.split(".")] if "." in name else [])):
             path = quote("".join(f"/{key.replace('~', '~0').replace('/', '~1')}" for key in keys))
             # `try`: other programs may have written a text that is not JSON.
