@@ -9,19 +9,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import duckdb
 
 from ludic.app.show.evaluations import measure_title
 from ludic.base import number
-from ludic.errors import ConfigError, unknown_name
+from ludic.errors import ConfigError, similar_names, unknown_name
 from ludic.eval import Chosen, MeasureConfig, numbers, stored_versions
 from ludic.records import Row
 from ludic.root import Root
 from ludic.root.rows import POPULATIONS
-from ludic.root.sql import accuracy_by, ask, components_by_environment, figure, steps_by
+from ludic.root.sql import accuracy_by, ask, ask_table, by_column, components_by_environment, figure, steps_by
 from ludic.run import Diagnostic
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Values = Mapping[float, float | None]
 """Values by x."""
@@ -75,6 +78,27 @@ class FigureData:
     def has_values(self) -> bool:
         """Whether any value is known and finite."""
         return any(_finite(value) is not None for each in self.series for value in each.values.values())
+
+    def frame(self) -> "pl.DataFrame":
+        """Return the points as a DataFrame: x_name, line, value, low, high; in a figure of several runs also run.
+
+        value, low and high are Float64, null where unknown; step and version are Int64.
+        """
+        import polars as pl
+
+        points = [(each, x) for each in self.series for x in sorted(each.values)]
+        bounds = [(each.intervals or {}).get(x, (None, None)) for each, x in points]
+        is_whole = all(float(x).is_integer() for _, x in points)
+        runs = {"run": [each.run for each, _ in points]} if any(each.run for each in self.series) else {}
+        columns = {
+            self.x_name: pl.Series([x for _, x in points], dtype=pl.Int64 if is_whole else pl.Float64, strict=False),
+            **{name: pl.Series(values, dtype=pl.String) for name, values in runs.items()},
+            "line": pl.Series([each.name for each, _ in points], dtype=pl.String),
+            "value": pl.Series([each.values[x] for each, x in points], dtype=pl.Float64, strict=False),
+            "low": pl.Series([low for low, _ in bounds], dtype=pl.Float64, strict=False),
+            "high": pl.Series([high for _, high in bounds], dtype=pl.Float64, strict=False),
+        }
+        return pl.DataFrame(columns)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values: lists as long as `x`, with None where a value is unknown or not finite.
@@ -310,6 +334,8 @@ def read_parts(
     part = name.partition("/")[2]
     if kind.split and part:
         by, part = part, ""
+    elif by is not None:
+        by_column(con, by)  # which refuses an unknown column, also where no number is known by it
     found = list(_of_kind(kind, _Rows(con=con, root=root), by))
     if part:
         chosen = [each for each in found if each.name == name]
@@ -320,17 +346,37 @@ def read_parts(
     return [replace(each, marks=own) for each in found] or [_joined(kind, [])]
 
 
-def check_figure(name: str) -> None:
-    """Raise ConfigError for a name that no figure has, with those that exist."""
-    _kind_of(name)
+def check_figure(name: str, others: Sequence[str] = ()) -> None:
+    """Raise ConfigError for a name that no figure has, with those that exist. others: names besides these."""
+    base = name.partition("/")[0]
+    if all(kind.name != base for kind in FIGURES):
+        known = [*others, *figure_names()]
+        close = similar_names(name, known)
+        hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+        raise ConfigError(f"figure {name!r} is unknown; {hint}there are {', '.join(known)}")
 
 
 def _kind_of(name: str) -> FigureKind:
-    base = name.partition("/")[0]
-    kind = next((each for each in FIGURES if each.name == base), None)
-    if kind is None:
-        raise ConfigError(unknown_name("figure", name, figure_names()))
-    return kind
+    check_figure(name)
+    return next(kind for kind in FIGURES if kind.name == name.partition("/")[0])
+
+
+def step_frame(con: duckdb.DuckDBPyConnection, root: Root, by: str | None = None) -> "pl.DataFrame":
+    """Return the numbers of gradient steps as a DataFrame, with a row per step; the columns of figures/steps.sql.
+
+    by: a row per step and value of this column, which is called so, or `value` if a number has its name already; then
+    the columns are those of `ludic.root.sql.steps_by`.
+    """
+    import polars as pl
+
+    if by is None:
+        return pl.DataFrame(pl.from_arrow(ask_table(con, root, figure("steps"))))
+    rows = steps_by(con, root, by)
+    names = [name for name in (rows[0] if rows else _BY_COLUMNS) if name not in ("step", "value")]
+    called = "value" if by in ("step", *names) else by
+    values = pl.Series(called, [row["value"] for row in rows], strict=False)
+    steps = pl.Series("step", [row["step"] for row in rows], pl.Int64)
+    return pl.DataFrame([steps, values, *(pl.Series(name, [row[name] for row in rows], pl.Float64) for name in names)])
 
 
 def read_figures(
@@ -344,6 +390,8 @@ def read_figures(
     rows = _Rows(con=con, root=root)
     if not rows.steps():
         return []
+    if by is not None:
+        by_column(con, by)
     is_agent = ask(con, root, "select coalesce(max(num_turns), 0) > 1 as several from rollouts")[0]["several"]
     left_out = {"evaluation", *(() if is_agent else ("turns", "tools"))}
     marks = diagnostic_marks(diagnostics)
@@ -592,6 +640,9 @@ def _joined(kind: FigureKind, parts: Sequence[FigureData]) -> FigureData:
     )
 
 
+_BY_COLUMNS = ("reward_mean", "response_length_mean", "signal", "truncated_fraction", "error_fraction")
+
+
 # --- Several runs ----------------------------------------------------------------------------------------------------
 
 
@@ -626,11 +677,7 @@ def overlay(figures: Mapping[str, FigureData], groups: Mapping[str, str] | None 
     return replace(
         first,
         series=series,
-        marks=[
-            replace(mark, label=f"{label} {mark.label}", text=f"{label}: {mark.text}")
-            for label, data in figures.items()
-            for mark in data.marks
-        ],
+        marks=[replace(mark, label=f"{label} {mark.label}") for label, data in figures.items() for mark in data.marks],
         notes=[*dict.fromkeys(notes)],
     )
 
@@ -648,3 +695,13 @@ def _mean_of(members: Sequence[Series]) -> Series:
         intervals={x: (min(values), max(values)) for x, values in known.items()},
         band=True,
     )
+
+
+def short_labels(urls: Sequence[str]) -> list[str]:
+    """Return the shortest ends of the URLs, whole folders long, by which all of them are told apart."""
+    parts = [url.rstrip("/").split("/") for url in urls]
+    for size in range(1, max(map(len, parts), default=1) + 1):
+        labels = ["/".join(each[-size:]) for each in parts]
+        if len(set(labels)) == len(urls):
+            return labels
+    return [*urls]
