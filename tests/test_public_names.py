@@ -34,6 +34,7 @@ NAMES = [
     "fit",
     "grpo",
     "open",
+    "plot",
     "record",
     "refresh",
     "scan",
@@ -96,7 +97,9 @@ METHODS = {
         "*stop",
         "*track",
     ],
+    "frame": ["name", "*by"],
     "label": ["rollout_id", "value", "*note", "*name", "*author"],
+    "plot": ["names", "*by", "*also"],
     "report": ["output", "*versions", "*compare", "*overwrite", "**MeasureConfig"],
     "run": [
         "config",
