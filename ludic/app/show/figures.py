@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import duckdb
 
@@ -329,7 +329,10 @@ def read_figure(
 def read_parts(
     con: duckdb.DuckDBPyConnection, root: Root, name: str, *, by: str | None = None, marks: Sequence[Mark] = ()
 ) -> list[FigureData]:
-    """Return a figure by its name as `read_figure` does, but each of its parts, such as measures, for itself."""
+    """Return a figure by its name as `read_figure` does, but each of its parts, such as measures, for itself.
+
+    A part of a figure of which this run has none at all is the figure without series.
+    """
     kind = _kind_of(name)
     part = name.partition("/")[2]
     if kind.split and part:
@@ -337,11 +340,8 @@ def read_parts(
     elif by is not None:
         by_column(con, by)  # which refuses an unknown column, also where no number is known by it
     found = list(_of_kind(kind, _Rows(con=con, root=root), by))
-    if part:
-        chosen = [each for each in found if each.name == name]
-        if not chosen:
-            raise ConfigError(f"{unknown_name('figure', name, [each.name for each in found])} in {root.url}")
-        found = chosen
+    if part and found:
+        found = [each for each in found if each.name == name] or _refuse_part(name, found, root)
     own = [*marks] if kind.x_name == "step" else []
     return [replace(each, marks=own) for each in found] or [_joined(kind, [])]
 
@@ -359,6 +359,10 @@ def check_figure(name: str, others: Sequence[str] = ()) -> None:
 def _kind_of(name: str) -> FigureKind:
     check_figure(name)
     return next(kind for kind in FIGURES if kind.name == name.partition("/")[0])
+
+
+def _refuse_part(name: str, found: Sequence[FigureData], root: Root) -> NoReturn:
+    raise ConfigError(f"{unknown_name('figure', name, [each.name for each in found])} in {root.url}")
 
 
 def step_frame(con: duckdb.DuckDBPyConnection, root: Root, by: str | None = None) -> "pl.DataFrame":

@@ -1,4 +1,4 @@
-"""Figures: their numbers worked by hand from the golden root, several runs over each other, and matplotlib's drawings."""
+"""Figures: numbers of the golden root worked by hand, several runs over each other, and matplotlib's drawings."""
 
 import math
 from collections.abc import Iterator
@@ -85,7 +85,7 @@ def test_what_can_not_be_plotted_is_refused_by_name(
     con: duckdb.DuckDBPyConnection, root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        ConfigError, match="figure 'entropi' is unknown; did you mean 'entropy'.* there are reward_mean, "
+        ConfigError, match=r"figure 'entropi' is unknown; did you mean 'entropy'\? there are reward_mean, "
     ):
         read_figure(con, root, "entropi")
     with pytest.raises(ConfigError, match=r"'evaluation/reward' is unknown; .*'evaluation/mean_reward'"):
