@@ -1,6 +1,9 @@
 """Figures: numbers of the golden root worked by hand, several runs over each other, and matplotlib's drawings."""
 
+import ast
 import math
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -247,8 +250,30 @@ def test_one_line_plots_runs_by_name() -> None:
     assert [text.get_text() for text in seeds.axes[0].get_legend().get_texts()] == ["v1.8", "v1.7"]  # type: ignore[union-attr]
     with pytest.raises(QueryError, match="name each root once"):
         ludic.plot({"a": run, "b": GOLDEN}, "loss")
+    with pytest.raises(ConfigError, match="two runs have the label '1'"):
+        ludic.plot({1: run, "1": other}, "loss")  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="there are reward_mean"):
         run.plot("kosten")
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_guide_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (Path(__file__).parents[3] / "docs/reading.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^## Plots in one line\n.*?^```python\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    for name in {*re.findall(r'"(runs/[^"]+)"', code)}:
+        shutil.copytree(GOLDEN, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    made: list[Plot] = []
+    names: dict[str, object] = {}
+    for node in ast.parse(code).body:
+        text = ast.unparse(node)
+        if ".plot(" in text:
+            made.append(eval(text, names))
+        else:
+            exec(text, names)
+    assert [len(plot.axes) for plot in made] == [2, 1, 2, 2, 1]
+    (axes,) = made[-1].axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["lr 1e-6", "lr 3e-6"]  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
