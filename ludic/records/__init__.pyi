@@ -18,6 +18,7 @@ from .conversion import to_table as to_table
 from .example_columns import DEFAULT_COLUMN_CHARACTERS as DEFAULT_COLUMN_CHARACTERS
 from .example_columns import FEWEST_COLUMN_CHARACTERS as FEWEST_COLUMN_CHARACTERS
 from .example_columns import MOST_COLUMN_CHARACTERS as MOST_COLUMN_CHARACTERS
+from .example_columns import cut_columns as cut_columns
 from .example_columns import example_columns as example_columns
 from .extra_columns import check_extra_columns as check_extra_columns
 from .extra_columns import extra_names as extra_names

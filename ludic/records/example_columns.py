@@ -54,6 +54,15 @@ def example_columns(columns: Mapping[str, Any], most: int) -> str | None:
     return f"{{{','.join([*parts, *([note] if note else [])])}}}"
 
 
+def cut_columns(given: Any, most: int) -> Any:
+    """Return columns of another program, a mapping or its JSON text, as `example_columns` does; others unchanged."""
+    if isinstance(given, str) and len(given) > most and is_json_object(given):
+        given = msgspec.json.decode(given)
+    if isinstance(given, Mapping):
+        return example_columns({str(name): value for name, value in given.items()}, most)
+    return given if most else None
+
+
 def _first_parts(parts: list[str], num_left_out: int, most: int) -> tuple[list[str], str]:
     """Return as many parts of a JSON object as fit beside the note on the others, and the note."""
     widest = f'"{_NOTE}":{{"{_LEFT_OUT}":{num_left_out + len(parts)}}}'
