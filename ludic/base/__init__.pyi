@@ -82,6 +82,7 @@ from .paths import is_url as is_url
 from .paths import local_path as local_path
 from .printable import left_out as left_out
 from .printable import log_handler as log_handler
+from .printable import printable as printable
 from .printable import shortened as shortened
 from .printable import storable as storable
 from .processes import SAFE_ENVIRONMENT as SAFE_ENVIRONMENT

@@ -21,7 +21,9 @@ from .attempts import read_cut as read_cut
 from .attempts import read_parent as read_parent
 from .attempts import record_attempt as record_attempt
 from .attempts import start_attempt as start_attempt
+from .catalogue import ANSWERS as ANSWERS
 from .catalogue import ATTEMPTS as ATTEMPTS
+from .catalogue import CARD as CARD
 from .catalogue import CHECKPOINTS as CHECKPOINTS
 from .catalogue import CUT as CUT
 from .catalogue import DATA as DATA
@@ -34,10 +36,12 @@ from .catalogue import INPUTS as INPUTS
 from .catalogue import LOGS as LOGS
 from .catalogue import METRICS as METRICS
 from .catalogue import MODEL as MODEL
+from .catalogue import PICTURE as PICTURE
 from .catalogue import POLICIES as POLICIES
 from .catalogue import README as README
 from .catalogue import REFERENCE as REFERENCE
 from .catalogue import RUN as RUN
+from .catalogue import SHARED as SHARED
 from .catalogue import TENSORBOARD as TENSORBOARD
 from .catalogue import WEIGHT_FILES as WEIGHT_FILES
 from .catalogue import WEIGHTS as WEIGHTS

@@ -455,8 +455,8 @@ class TrackerConfig:
     """Another program that shows metrics, evaluations and samples; the root holds all of them anyway."""
 
     log_to: Annotated[str, TRACKER, Role(changes_weights=False)] = "none"
-    """Program that shows the run, in addition to the root's own tables; docs/watching.md lists what it gets. W&B takes
-    project, name, entity and tags from its own environment variables."""
+    """Program that shows the run, in addition to the root's own tables; docs/watching.md lists what it gets. Place,
+    project and login come from the program's own environment variables."""
     tracker_samples_every: Annotated[PositiveCount | None, Role(changes_weights=False)] = 20
     """Steps between tables of answers, the best and the worst of some groups of each environment; None sends none."""
 
