@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ludic.base.moved import explain_moved_modules
 
 if TYPE_CHECKING:
-    from ludic.app import Run, create, dpo, fit, grpo, sft
+    from ludic.app import Run, create, dpo, fit, grpo, runs, sft
     from ludic.app import open_run as open
     from ludic.records import (
         AgentStep,
@@ -43,6 +43,7 @@ _HOMES = {
     "open": "ludic.app.operations.run",
     "record": "ludic.run.recording.recorder",
     "refresh": "ludic.root.sql.connection",
+    "runs": "ludic.app.operations.runs",
     "scan": "ludic.root.sql.lazy_frames",
     "sft": "ludic.app.operations.fit",
     "Root": "ludic.root.root",
@@ -80,6 +81,7 @@ __all__ = [
     "open",
     "record",
     "refresh",
+    "runs",
     "scan",
     "sft",
 ]
