@@ -115,6 +115,8 @@ def _split(listed: str) -> list[str]:
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return "None"
     if isinstance(value, float):
         return re.sub(r"e([+-])0+(?=\d)", r"e\1", repr(value))
     if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):

@@ -1,5 +1,6 @@
 """Look at the runs of a folder, and run a grid of them."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ludic.app.launch.grid import GridRun, GridTable
     from ludic.app.operations.typed import RunSettings
     from ludic.app.show.run_table import RunTable
+
+logger = logging.getLogger(__name__)
 
 SortKey = Literal["name", "began", "state", "step", "reward", "tokens", "seconds"]
 
@@ -100,7 +103,11 @@ def grid(
     launch = convert(LaunchConfig, split(settings, **_GROUPS)["launch"])
     waiting = _unfinished(chosen, shared)
     processes = GridProcesses(waiting, shared, jobs, gpus=gpus, stop_within_s=launch.stop_within_s)
-    run_grid(processes, chosen)
+    try:
+        run_grid(processes, chosen)
+    except KeyboardInterrupt:
+        logger.info("all runs have stopped; the same command continues")
+        raise
     return GridTable(folder=folder, runs=summarise([each.url for each in chosen], folder), failed=processes.failed)
 
 
