@@ -427,9 +427,8 @@ def _where_time_goes(recent: Sequence[Row], width: int) -> Text:
     text.append(f"{'  ' if bar <= beside else chr(10)}{of_all}\n")
     text.append(_legend({name: value / total for name, value in seconds.items()}, width))
     if any(row["read_s"] is not None for row in recent):
-        text.append(
-            f"\nmeanwhile, for the next step: read {_mean(recent, 'read_s'):.2g} s, pack {_mean(recent, 'pack_s'):.2g} s"
-        )
+        times = f"read {_mean(recent, 'read_s'):.2g} s, pack {_mean(recent, 'pack_s'):.2g} s"
+        text.append(f"\nmeanwhile, for the next step: {times}")
     return text
 
 
