@@ -157,11 +157,19 @@ def compare(
                         examples += pairs.rows()
     if not rows:
         raise ConfigError(f"{first.label} and {rest[0].label} have no example in common; evaluate them with one --seed")
-    exact = [row["p_value"] for row in rows]
-    mid = [row["p_value"] if row["p_mid"] is None else row["p_mid"] for row in rows]
-    for row, p_holm, p_mid_holm in zip(rows, statistics.holm(exact), statistics.holm(mid), strict=True):
-        row["p_holm"], row["p_mid_holm"] = p_holm, None if row["p_mid"] is None else p_mid_holm
+    _correct(rows)
     return Compared(rows=rows, examples=examples, warnings=warnings)
+
+
+def _correct(rows: Sequence[dict[str, Any]]) -> None:
+    """Add p-values corrected by Holm's method over all rows that are tested; None for the others."""
+    tested = [row for row in rows if row["p_value"] is not None]
+    exact = [row["p_value"] for row in tested]
+    mid = [row["p_value"] if row["p_mid"] is None else row["p_mid"] for row in tested]
+    for row in rows:
+        row["p_holm"] = row["p_mid_holm"] = None
+    for row, p_holm, p_mid_holm in zip(tested, statistics.holm(exact), statistics.holm(mid), strict=True):
+        row["p_holm"], row["p_mid_holm"] = p_holm, None if row["p_mid"] is None else p_mid_holm
 
 
 def _check_any(connections: Connections, sides: Sequence[Side]) -> None:
@@ -276,13 +284,18 @@ def _pairs(
 def _row(pairs: _Pairs, confidence: float, difference: float, seed: int) -> dict[str, Any]:
     differences, size = pairs.b - pairs.a, len(pairs.a)
     differences[np.abs(differences) <= _EQUAL] = 0  # means of rounded rewards
-    found = statistics.clustered(differences, confidence)
-    if pairs.is_share:
-        found = found.within(-1, 1)
-        if found.low is None and np.ptp(differences) <= _EQUAL:
-            found = statistics.equal_differences(float(differences.mean()), size, confidence)
-    power = statistics.power(differences, difference, confidence, is_binary=pairs.is_binary, seed=seed)
+    found, p_value, p_mid = statistics.clustered(differences, confidence), None, None
     gains, losses = int(np.sum(differences > 0)), int(np.sum(differences < 0))
+    if size >= statistics.FEWEST_EXAMPLES:  # fewer say nothing: one pair gives -0.95 to 0.95
+        if pairs.is_share:
+            found = found.within(-1, 1)
+            if found.low is None and np.ptp(differences) <= _EQUAL:
+                found = statistics.equal_differences(float(differences.mean()), size, confidence)
+        if pairs.is_binary:
+            p_value, p_mid = statistics.mcnemar(gains, losses), statistics.mcnemar_mid_p(gains, losses)
+        else:
+            p_value = statistics.permutation(differences, seed=seed)
+    power = statistics.power(differences, difference, confidence, is_binary=pairs.is_binary, seed=seed)
     return {
         **pairs.keys,
         "estimate_a": float(pairs.a.mean()),
@@ -292,10 +305,8 @@ def _row(pairs: _Pairs, confidence: float, difference: float, seed: int) -> dict
         "low": found.low,
         "high": found.high,
         "test": "mcnemar" if pairs.is_binary else "permutation",
-        "p_value": statistics.mcnemar(gains, losses)
-        if pairs.is_binary
-        else statistics.permutation(differences, seed=seed),
-        "p_mid": statistics.mcnemar_mid_p(gains, losses) if pairs.is_binary else None,
+        "p_value": p_value,
+        "p_mid": p_mid,
         "num_gains": gains,
         "num_losses": losses,
         "num_examples": size,

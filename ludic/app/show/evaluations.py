@@ -161,7 +161,14 @@ def interval_text(row: Mapping[str, Any], digits: int = _DIGITS) -> str:
     """Return the interval of a row, or the reason why there is none."""
     if row["low"] is not None:
         return f"{number(row['low'], digits)} to {number(row['high'], digits)}"
-    return TOO_FEW if 0 < row["num_examples"] < FEWEST_EXAMPLES else NOT_ESTIMATED
+    few = 0 < row["num_examples"] < FEWEST_EXAMPLES
+    return f"{TOO_FEW} ({row['num_examples']})" if few else NOT_ESTIMATED
+
+
+def interval_phrase(row: Mapping[str, Any], digits: int = _DIGITS) -> str:
+    """Return the 95% interval of a row as a part of a sentence, or the reason why there is none."""
+    text = interval_text(row, digits)
+    return text if row["low"] is None else f"95% interval {text}"
 
 
 def _limits(row: Mapping[str, Any], difference: float) -> str:
