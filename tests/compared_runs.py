@@ -24,13 +24,12 @@ def make_compared(
     steps: Mapping[int, Groups],
     *,
     tokens: int = 10,
-    step_s: float | None = 2.0,
     run: Mapping[str, Any] | None = None,
     **train: Any,
 ) -> Root:
     """A run with an attempt and the steps. tokens: of each response. train: settings of the trainer."""
     root = put_run(url, RunConfig(**{"model": "m", "env": ("addition",), **(run or {})}))
-    train_on(root, steps, tokens=tokens, step_s=step_s, **train)
+    train_on(root, steps, tokens=tokens, **train)
     return root
 
 
@@ -39,7 +38,6 @@ def train_on(
     steps: Mapping[int, Groups],
     *,
     tokens: int = 10,
-    step_s: float | None = 2.0,
     parent: tuple[int, int] | None = None,
     numerics: Mapping[str, Any] | None = None,
     env_name: str = "addition",
@@ -54,7 +52,7 @@ def train_on(
     with closing(MetricsLog(root, "train", f"{made.attempt_id}")) as log:
         for step, groups in steps.items():
             write_ledger(root, made, step, _ledger(made.attempt_id, step, groups, tokens, env_name))
-            log.write(attempt_id=made.attempt_id, step=step, step_s=step_s, wait_s=1.0, policy_version=step)
+            log.write(attempt_id=made.attempt_id, step=step, policy_version=step)
 
 
 def _ledger(attempt_id: int, step: int, groups: Groups, tokens: int, env_name: str) -> pa.Table:

@@ -67,6 +67,12 @@ def parse_sides(texts: Sequence[int | str], root: Root | None = None) -> list[Si
     return sides
 
 
+def is_version(text: int | str) -> bool:
+    """Return whether a side names a version: VERSION, latest, @VERSION or ROOT@VERSION; other sides are whole runs."""
+    url, version = _split(str(text))
+    return not url or version is not None or str(text).endswith(f"@{LATEST}")
+
+
 def _split(text: str) -> tuple[str, int | None]:
     """Return the URL, empty for none, and the version of a side."""
     if text == LATEST or text.isdecimal():

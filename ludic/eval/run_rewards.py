@@ -30,7 +30,8 @@ from ludic.root.sql import ask_table, figure
 
 WINDOW = 10
 """Steps over which a training reward is averaged, unless another number is given."""
-_FEWEST_RUNS = 2
+FEWEST_RUNS = 2
+"""Runs from which there is an interval over runs, which Student's t makes wide."""
 
 At = Literal["step", "tokens"]
 """What is equal for all runs where their rewards are compared."""
@@ -43,9 +44,7 @@ class Progress:
     steps: np.ndarray
     """(S,) int64, ascending"""
     tokens: np.ndarray
-    """(S,) int64, tokens after the prompts of all rollouts that steps up to this one used"""
-    seconds: float | None
-    """Seconds of all steps with waiting, publishing and checkpoints, without pauses; None if a step has none."""
+    """(S,) int64, tokens through the model in all steps up to this one"""
 
     @property
     def last_step(self) -> int | None:
@@ -70,12 +69,8 @@ class Progress:
 def read_progress(con: duckdb.DuckDBPyConnection, root: Root) -> Progress:
     """Return the steps of a run."""
     rows = ask_table(con, root, figure("progress"))
-    seconds = rows["seconds"]
-    return Progress(
-        steps=rows["step"].to_numpy().astype(np.int64),
-        tokens=np.cumsum(rows["num_tokens"].to_numpy(), dtype=np.int64),
-        seconds=float(seconds.to_numpy().sum()) if rows.num_rows and not seconds.null_count else None,
-    )
+    tokens = np.cumsum(rows["num_tokens"].to_numpy(), dtype=np.int64)
+    return Progress(steps=rows["step"].to_numpy().astype(np.int64), tokens=tokens)
 
 
 def common_amounts(runs: Sequence[Progress]) -> dict[At, int]:
@@ -89,7 +84,7 @@ def common_amounts(runs: Sequence[Progress]) -> dict[At, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunReward:
-    """Training reward of a run, or of several that differ by their seeds alone, at one of `common_amounts`."""
+    """Training reward of a run at one of `common_amounts`."""
 
     first_step: int | None
     """First step of the window; None: no step of it is within the amount."""
@@ -119,15 +114,16 @@ def read_reward(
 
 
 def reward_columns(
-    baseline: np.ndarray, values: np.ndarray, confidence: float, *, is_runs: bool, is_baseline: bool
+    baseline: np.ndarray | None, values: np.ndarray, confidence: float, *, fewest: int = statistics.FEWEST_EXAMPLES
 ) -> Mapping[str, Any]:
     """Return the columns of a row of rewards: mean, interval, and the difference from the baseline with its interval.
 
-    values: (V,) rewards of groups, or of runs if `is_runs`.
+    values: (V,) rewards of groups, or of runs. baseline: (B,) those of the baseline; None for its own row. fewest:
+    values from which there is an interval.
     """
-    fewest = _FEWEST_RUNS if is_runs else statistics.FEWEST_EXAMPLES
     found = statistics.clustered(values, confidence, fewest=fewest)
-    gain = Interval(estimate=None) if is_baseline else statistics.welch(baseline, values, confidence, fewest=fewest)
+    none = Interval(estimate=None)
+    gain = none if baseline is None else statistics.welch(baseline, values, confidence, fewest=fewest)
     return {
         "estimate": found.estimate,
         "low": found.low,

@@ -39,18 +39,17 @@ def test_a_resumed_run_is_one_curve_and_is_cut_where_all_runs_have_been(tmp_path
     train_on(root, {3: HIGH, 4: HIGH, 5: HIGH}, tokens=20, parent=(1, 2))  # step 3 of the first attempt is replaced
     con = connect(root)
     run = read_progress(con, root)
-    # four rollouts of 10 tokens a step, then five of 20 that are used, of six
+    # four rollouts of 5 + 10 tokens a step, then five of 5 + 20 that are used, of six
     assert run.steps.tolist() == [1, 2, 3, 4, 5]
-    assert run.tokens.tolist() == [40, 80, 180, 280, 380]
-    assert run.seconds == 5 * 3.0
-    other = make_compared(str(tmp_path / "b"), {1: HIGH, 2: HIGH, 3: HIGH, 4: HIGH}, tokens=50)
+    assert run.tokens.tolist() == [60, 120, 245, 370, 495]
+    other = make_compared(str(tmp_path / "b"), {1: HIGH, 2: HIGH, 3: HIGH, 4: HIGH}, tokens=45)
     fast = read_progress(connect(other), other)
     none = make_compared(str(tmp_path / "c"), {})
     empty = read_progress(connect(none), none)
-    assert common_amounts([run, fast, empty]) == {"step": 4, "tokens": 380}
-    assert (empty.last_step, empty.num_tokens, empty.seconds) == (None, 0, None)
-    # 250 tokens a step: one step is within 380
-    assert (fast.step_at("tokens", 380), run.step_at("tokens", 379), fast.step_at("tokens", 249)) == (1, 4, None)
+    assert common_amounts([run, fast, empty]) == {"step": 4, "tokens": 495}
+    assert (empty.last_step, empty.num_tokens) == (None, 0)
+    # 250 tokens a step: one step is within 495
+    assert (fast.step_at("tokens", 495), run.step_at("tokens", 494), fast.step_at("tokens", 249)) == (1, 4, None)
     reward = read_reward(con, root, run, "step", 4, window=3)
     assert (reward.first_step, reward.last_step) == (2, 4)
     # groups of step 2: 0.5 and 0; of 3 and 4: 1, 0.5, and 1 without the rollout that is not scored
@@ -60,10 +59,10 @@ def test_a_resumed_run_is_one_curve_and_is_cut_where_all_runs_have_been(tmp_path
 
 def test_between_runs_the_unit_is_the_run() -> None:
     baseline, values = np.array([0.1, 0.2]), np.array([0.4, 0.6, 0.8])
-    found = reward_columns(baseline, values, 0.95, is_runs=True, is_baseline=False)
+    found = reward_columns(baseline, values, 0.95, fewest=2)
     # mean 0.6, variance 0.04, t(0.975, 2) = 4.30265
     margin = 4.30265 * 0.2 / 3**0.5
     assert (found["low"], found["high"]) == pytest.approx((0.6 - margin, 0.6 + margin), abs=1e-5)
     wanted = stats.ttest_ind(values, baseline, equal_var=False).confidence_interval(0.95)
     assert (found["difference_low"], found["difference_high"]) == pytest.approx((wanted.low, wanted.high))
-    assert reward_columns(values, values, 0.95, is_runs=True, is_baseline=True)["difference"] is None
+    assert reward_columns(None, values, 0.95)["difference"] is None

@@ -1,17 +1,14 @@
--- progress: what each gradient step trained on and how long it took, without steps that a later attempt has replaced
+-- progress: tokens that each gradient step trained on, without steps that a later attempt has replaced
 -- grain: one row per step | reads: batches, metrics, attempt_chain
--- num_tokens: tokens after the prompts of the rollouts that the step used
--- seconds: waiting, the step, publishing and its checkpoint; NULL if the trainer did not measure them
-with trained as (
-    select step, coalesce(sum(response_length) filter (used), 0)::bigint as num_tokens
+-- num_tokens: tokens through the model; where the trainer did not count them, prompts and responses of the used rollouts
+with planned as (
+    select step, coalesce(sum(prompt_length + response_length) filter (used), 0)::bigint as num_tokens
     from batches
     group by step
 ),
 
-timed as (
-    select
-        metrics.step,
-        max(step_s + coalesce(wait_s, 0) + coalesce(publish_s, 0) + coalesce(checkpoint_s, 0)) as seconds
+counted as (
+    select metrics.step, max(num_tokens) as num_tokens
     from metrics
     inner join attempt_chain on
         metrics.attempt_id = attempt_chain.attempt_id
@@ -21,7 +18,7 @@ timed as (
     group by metrics.step
 )
 
-select trained.*, timed.seconds
-from trained
-left join timed using (step)
+select step, coalesce(counted.num_tokens, planned.num_tokens) as num_tokens
+from planned
+left join counted using (step)
 order by step
