@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from html import escape
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -86,16 +87,22 @@ def make_report(
 
 def write_page(output: str | None, overwrite: bool, make: Callable[[], str]) -> Report:
     """Return a page, and write it. output: as in `make_report`."""
-    path = None if output is None else local_path(output, "output")
-    if path is not None and path.is_dir():
-        raise ConfigError(f"{path} is a folder, wanted a file such as {path / 'report.html'}")
-    if path is not None and path.exists() and not overwrite:
-        raise ConfigError(f"{path} exists; choose another output, or replace it with --overwrite")
+    path = checked_output(output, overwrite)
     with nullcontext() if path is None else open_sink(path) as file:  # first, since gathering a run may take minutes
         html = make()
         if file is not None:
             file.write(html.encode())
     return Report(html=html, location=None if path is None else str(path))
+
+
+def checked_output(output: str | None, overwrite: bool) -> Path | None:
+    """Return the file to write; None without one. Raises ConfigError for a folder, or a file that exists."""
+    path = None if output is None else local_path(output, "output")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"{path} is a folder, wanted a file such as {path / 'report.html'}")
+    if path is not None and path.exists() and not overwrite:
+        raise ConfigError(f"{path} exists; choose another output, or replace it with --overwrite")
+    return path
 
 
 def gather(root: Root, versions: str | None, sides: Sequence[str], measure: MeasureConfig) -> dict[str, Any]:
@@ -142,7 +149,7 @@ def about_page() -> dict[str, Any]:
 
 # --- The head: what a reader asks first ------------------------------------------------------------------------------
 
-_STATE_CLASSES = {"training": "good", "finished": "good", "failed": "bad", "unreadable": "bad"}
+STATE_CLASSES = {"training": "good", "finished": "good", "failed": "bad", "unreadable": "bad"}
 _MOST_NAMES = 3
 """Number of environments that the head names."""
 _FEW_STEPS = 5
@@ -170,7 +177,7 @@ def _head(
         "place": place,
         "name": name,
         "state": f"{summary.state}, step {summary.step:,}{of}{problem}",
-        "state_class": _STATE_CLASSES.get(summary.state, ""),
+        "state_class": STATE_CLASSES.get(summary.state, ""),
         "facts": [f"{facts['model']}, {trainer} on {_named(run_of(root).env)}", _rewards(data), _verdict(comparison)],
     }
 

@@ -21,6 +21,8 @@ _MOST_DOTS = 40
 _DIGITS = 4
 NUM_DASHES = 5
 """Dash patterns of the page's style. 8 colours and 5 patterns tell 40 lines apart, also in print without colours."""
+_MOST_VALUES = 12
+"""Number of lines, those of the highest values, whose values a pointer shows."""
 _LONGEST_NAME = 40
 """Characters of a name beside a point; the legend has it in full."""
 
@@ -58,7 +60,9 @@ class Stop:
     marks: Sequence[str]
     """Labels of the marks in the band."""
     values: Sequence[tuple[str, str, str, str]]
-    """Style, name, value and height from the top of each line that has a value at this x."""
+    """Style, name, value and height from the top of the lines that have a value at this x, at most 12."""
+    num_more: int
+    """Number of lines that have a value here and are not among `values`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +100,18 @@ class _Binned:
     bounds: Mapping[float, ErrorBar]
 
 
-def draw(data: FigureData) -> Figure:
+def draw(data: FigureData, runs: Sequence[str] = ()) -> Figure:
     """Draw a figure's numbers. One without any finite value has no lines.
 
-    Marks after the first x and up to the last one are drawn.
+    Marks after the first x and up to the last one are drawn. runs: labels of all runs of a page of several, in their
+    order: each has one colour in all of its figures.
     """
     finite = [(each, _finite(each.values)) for each in data.series]
     shown = [(each, values) for each, values in finite if values]
     num_left_out = sum(len(each.values) - len(values) for each, values in shown)
     bins = _bins(sorted({x for _, values in shown for x in values}))
-    binned = [_binned(index, each, values, bins) for index, (each, values) in enumerate(shown)]
+    styles = _styles([each for each, _ in shown], runs)
+    binned = [_binned(style, each, values, bins) for style, (each, values) in zip(styles, shown, strict=True)]
     scale = _Scale.of(binned)
     xs = sorted({x for each in binned for x in each.means})
     marks = [mark for mark in data.marks if scale.holds(mark.x)]
@@ -132,22 +138,36 @@ def draw(data: FigureData) -> Figure:
     )
 
 
-def _binned(index: int, series: Series, finite: Mapping[float, float], bins: Sequence[Sequence[float]]) -> _Binned:
+def _binned(style: str, series: Series, finite: Mapping[float, float], bins: Sequence[Sequence[float]]) -> _Binned:
     intervals = series.intervals or {}
     sides = [_finite({x: bounds[side] for x, bounds in intervals.items()}) for side in (0, 1)]
     lows, highs = (_means(side, bins) for side in sides)
     return _Binned(
         series=series,
-        style=style(index),
+        style=style,
         finite=finite,
         means=_means(finite, bins),
         bounds={x: (low, highs[x]) for x, low in lows.items() if x in highs},
     )
 
 
-def style(index: int) -> str:
-    """Return the classes of a line's colour and dash pattern. The first line is solid."""
-    return f"c{index % len(COLOURS)} d{index % NUM_DASHES}"
+def style(colour: int, dash: int | None = None) -> str:
+    """Return the classes of a line's colour and dash pattern, by their numbers. Those of number 0 are solid."""
+    return f"c{colour % len(COLOURS)} d{(colour if dash is None else dash) % NUM_DASHES}"
+
+
+def _styles(series: Sequence[Series], runs: Sequence[str]) -> list[str]:
+    """Return the style of each line: of several runs the colour is the run's, and patterns tell its lines apart."""
+    if not runs:
+        return [style(index) for index in range(len(series))]
+    found: dict[str, int] = {}
+    styles = []
+    is_single = len({each.run for each in series}) == len(series)
+    for each in series:
+        line = found[each.run] = found.get(each.run, -1) + 1
+        colour = runs.index(each.run)
+        styles.append(style(colour, None if is_single else line))
+    return styles
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +261,8 @@ def _stops(
     places = [scale.x(x) for x in xs]
     edges = [_LEFT, *((before + after) / 2 for before, after in pairwise(places)), WIDTH - _RIGHT]
     for x, place, (left, right) in zip(xs, places, pairwise(edges), strict=False):
+        known = [each for each in binned if x in each.means]
+        listed = sorted(known, key=lambda each: -each.means[x])[:_MOST_VALUES] if len(known) > _MOST_VALUES else known
         yield Stop(
             left=_percent(left / WIDTH),
             width=_percent((right - left) / WIDTH),
@@ -250,9 +272,9 @@ def _stops(
             marks=[mark.label for mark in marks if left < scale.x(mark.x) <= right],
             values=[
                 (each.style, _short(each.series.name), _value(each, x), _percent(scale.y(each.means[x]) / HEIGHT))
-                for each in binned
-                if x in each.means
+                for each in listed
             ],
+            num_more=len(known) - len(listed),
         )
 
 
