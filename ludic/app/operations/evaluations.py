@@ -220,15 +220,25 @@ def _compare_runs(
     """Compare whole runs. own: settings of the comparison of evaluations."""
     from ludic.app.show.comparison import Runs, make_table, open_runs
     from ludic.app.show.evaluations import Comparison
+    from ludic.app.show.report.page import checked_output, write_page
+    from ludic.app.show.report.runs_page import render_runs
     from ludic.eval import compare_runs
     from ludic.root.sql import Connections
 
+    file = None if output is None else str(output)
+    if file is not None:
+        checked_output(file, overwrite)  # first, since reading runs may take minutes
     roots = open_runs([*([] if run is None else [run.root]), *map(str, sides)])
     with Connections() as connections:
         runs = Runs.read(roots, connections, by)
         compared = compare_runs(roots, config, connections, env=env, **own)
         table = make_table(runs, compared, connections, window=window, env=env, confidence=config.confidence)
-    return Comparison(compared=compared, difference=own["difference"], confidence=config.confidence, runs=table)
+        options: dict[str, Any] = {"difference": own["difference"], "confidence": config.confidence, "runs": table}
+        found = Comparison(compared=compared, **options)
+        if file is None:
+            return found
+        page = write_page(file, overwrite, lambda: render_runs(runs, found, connections))
+    return Comparison(compared=compared, page=page.location, **options)
 
 
 @operation(group="Evaluate", place=3)
