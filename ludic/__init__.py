@@ -10,6 +10,7 @@ from ludic.base.moved import explain_moved_modules
 
 if TYPE_CHECKING:
     from ludic.app import Run, create, dpo, fit, grpo, sft
+    from ludic.app import compare_runs as compare
     from ludic.app import open_run as open
     from ludic.records import (
         AgentStep,
@@ -35,6 +36,7 @@ _HOMES = {
     "RolloutGroup": "ludic.records",
     "RolloutMetadata": "ludic.records",
     "ToolCall": "ludic.records",
+    "compare": "ludic.app.operations.evaluations",
     "connect": "ludic.root.sql.connection",
     "create": "ludic.app.operations.create",
     "dpo": "ludic.app.operations.fit",
@@ -57,8 +59,8 @@ _MODULES = {
 }
 """Modules that are reached by a short name; each needs the package that it is named after."""
 
-_OWN_NAMES = {"open": "open_run"}
-"""Names there that would hide a built-in function."""
+_OWN_NAMES = {"compare": "compare_runs", "open": "open_run"}
+"""Names there that would hide a built-in function, or an operation of one run."""
 
 __all__ = [
     "AgentStep",
@@ -72,6 +74,7 @@ __all__ = [
     "Run",
     "RunConfig",
     "ToolCall",
+    "compare",
     "connect",
     "create",
     "dpo",
