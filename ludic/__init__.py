@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ludic.app import Run, create, dpo, fit, grpo, sft
     from ludic.app import compare_runs as compare
     from ludic.app import open_run as open
+    from ludic.app import plot_runs as plot
     from ludic.records import (
         AgentStep,
         EnvironmentStep,
@@ -43,6 +44,7 @@ _HOMES = {
     "fit": "ludic.app.operations.fit",
     "grpo": "ludic.app.operations.fit",
     "open": "ludic.app.operations.run",
+    "plot": "ludic.app.operations.plots",
     "record": "ludic.run.recording.recorder",
     "refresh": "ludic.root.sql.connection",
     "scan": "ludic.root.sql.lazy_frames",
@@ -59,8 +61,8 @@ _MODULES = {
 }
 """Modules that are reached by a short name; each needs the package that it is named after."""
 
-_OWN_NAMES = {"compare": "compare_runs", "open": "open_run"}
-"""Names there that would hide a built-in function, or an operation of one run."""
+_OWN_NAMES = {"compare": "compare_runs", "open": "open_run", "plot": "plot_runs"}
+"""Names there that would hide a built-in function, or the method of a run."""
 
 __all__ = [
     "AgentStep",
@@ -81,6 +83,7 @@ __all__ = [
     "fit",
     "grpo",
     "open",
+    "plot",
     "record",
     "refresh",
     "scan",

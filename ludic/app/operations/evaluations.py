@@ -238,15 +238,28 @@ def _compare_runs(
     """Compare whole runs. sides: texts or roots. own: settings of the comparison of evaluations."""
     from ludic.app.show.comparison import Runs, make_table, open_runs
     from ludic.app.show.evaluations import Comparison
+    from ludic.app.show.report.page import write_page
+    from ludic.app.show.report.runs_page import render_runs
     from ludic.eval import compare_runs
     from ludic.root.sql import Connections
 
     roots = open_runs([*([] if run is None else [run.root]), *sides])
+    found: list[Comparison] = []
     with Connections() as connections:
-        runs = Runs.read(roots, connections, by)
-        compared = compare_runs(roots, config, connections, env=env, **own)
-        table = make_table(runs, compared, connections, window=window, env=env, confidence=config.confidence)
-    return Comparison(compared=compared, difference=own["difference"], confidence=config.confidence, runs=table)
+
+        def read() -> Runs:
+            runs = Runs.read(roots, connections, by)
+            compared = compare_runs(roots, config, connections, env=env, **own)
+            table = make_table(runs, compared, connections, window=window, env=env, confidence=config.confidence)
+            about = {"difference": own["difference"], "confidence": config.confidence}
+            found.append(Comparison(compared=compared, runs=table, **about))
+            return runs
+
+        if output is None:
+            read()
+            return found[0]
+        page = write_page(fspath(output), overwrite, lambda: render_runs(read(), found[0], connections))
+    return replace(found[0], page=page.location)
 
 
 @operation(group="Evaluate", place=3)

@@ -1,4 +1,4 @@
-"""The page in a real browser: no request, no script, no message on the console, no scrolling sideways on a phone."""
+"""The page in a real browser: no request, no script, no scrolling sideways; plots on the first screen, with hover."""
 
 import shutil
 from collections.abc import Iterator
@@ -66,3 +66,24 @@ def test_a_phone_scrolls_down_only_and_follows_its_colours(
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_the_first_plot_is_on_the_first_screen_and_shows_its_values_under_the_pointer(
+    browser: Any, trained: Root, tmp_path: Path, width: int, height: int
+) -> None:
+    file = tmp_path / "report.html"
+    ludic.Run(trained).report(file)
+    page = opened(browser, file, [], viewport={"width": width, "height": height})
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = false)")
+    plot = page.locator(".plot").first
+    box = plot.bounding_box()
+    assert box["y"] + box["height"] < height
+    values = plot.locator(".at p")
+    assert not values.first.is_visible()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert values.first.inner_text().split("\n") == ["step 1", "● reward 0.4167", "warning 2 begins"]
+    page.emulate_media(media="print", color_scheme="dark")
+    assert not values.first.is_visible()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
