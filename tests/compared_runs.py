@@ -7,7 +7,10 @@ from typing import Any
 import pyarrow as pa
 
 from ludic.records import arrow_schema
-from ludic.root.attempts import start_attempt
+from ludic.root.attempts import record_attempt
+from ludic.root.claims import claim, newest_claim
+from ludic.root.code import to_dicts
+from ludic.root.json_records import CodeRecord
 from ludic.root.root import Root
 from ludic.root.rows.ledger import write_ledger
 from ludic.root.rows.tables import MetricsLog
@@ -40,15 +43,14 @@ def train_on(
     tokens: int = 10,
     parent: tuple[int, int] | None = None,
     numerics: Mapping[str, Any] | None = None,
+    code: Sequence[CodeRecord] = (),
     env_name: str = "addition",
     **train: Any,
 ) -> None:
     """Add an attempt with steps; parent: the attempt and the step that it resumed from."""
-    attempt, step_from = parent or (None, None)
-    config = TrainConfig.of(**train).flat()
-    made = start_attempt(
-        root, parent_attempt=attempt, parent_step=step_from, config=config, numerics=numerics or {"device": "cpu"}
-    )
+    lease = claim(root, newest_claim(root), released=True)
+    config, facts = TrainConfig.of(**train).flat(), numerics or {"device": "cpu"}
+    made = record_attempt(root, lease, parent, config, facts, code=to_dicts(code))
     with closing(MetricsLog(root, "train", f"{made.attempt_id}")) as log:
         for step, groups in steps.items():
             write_ledger(root, made, step, _ledger(made.attempt_id, step, groups, tokens, env_name))

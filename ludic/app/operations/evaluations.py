@@ -1,8 +1,8 @@
 """Evaluate: sample held-out examples, measure stored samples, compare in pairs, score with a function or a judge."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from os import PathLike
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from ludic.app.operations.operation import operation
@@ -195,7 +195,7 @@ def compare(
     config = convert(MeasureConfig, measure)
     names = [env] if isinstance(env, str) else env
     own: dict[str, Any] = {"evaluation": evaluation, "difference": difference, "seed": seed}
-    if not any(map(comparing.is_version, sides)):
+    if not any(isinstance(side, int | str) and comparing.is_version(side) for side in sides):
         return _compare_runs(run, sides, config, names, own, by=by, window=window, output=output, overwrite=overwrite)
     for_runs = {"by": by, "output": output, "window": None if window == WINDOW else window}
     if given := [name for name, value in for_runs.items() if value is not None]:
@@ -205,9 +205,27 @@ def compare(
     return Comparison(compared=compared, difference=difference, confidence=config.confidence)
 
 
+def compare_runs(runs: "Iterable[RootLike]", **settings: Any) -> "Comparison":
+    """Compare runs in one table, the first one with all others: `ludic.compare(["runs/a", run_b], by="learning_rate")`.
+
+    runs: folders or URLs of runs, folders of runs, patterns such as runs/lr*, roots, or what `ludic.open` returned; or
+    evaluations as ROOT@VERSION. settings: those of `Run.compare`. Raises ConfigError, MissingRootError, QueryError.
+    """
+    from ludic.eval import compare as comparing
+    from ludic.root import Root
+
+    given: list[Any] = [runs] if isinstance(runs, str | PathLike) else list(runs)
+    if not given:
+        raise ConfigError("there is no run to compare; name two or more")
+    sides = [fspath(each) if isinstance(each, str | PathLike) else getattr(each, "root", each) for each in given]
+    if any(isinstance(each, str) and comparing.is_version(each) for each in sides):
+        sides = [each.url if isinstance(each, Root) else each for each in sides]
+    return compare(None, *sides, **settings)
+
+
 def _compare_runs(
     run: "Run | None",
-    sides: Sequence[int | str],
+    sides: Sequence[Any],
     config: MeasureConfig,
     env: Sequence[str],
     own: Mapping[str, Any],
@@ -217,28 +235,31 @@ def _compare_runs(
     output: str | PathLike[str] | None,
     overwrite: bool,
 ) -> "Comparison":
-    """Compare whole runs. own: settings of the comparison of evaluations."""
+    """Compare whole runs. sides: texts or roots. own: settings of the comparison of evaluations."""
     from ludic.app.show.comparison import Runs, make_table, open_runs
     from ludic.app.show.evaluations import Comparison
-    from ludic.app.show.report.page import checked_output, write_page
+    from ludic.app.show.report.page import write_page
     from ludic.app.show.report.runs_page import render_runs
     from ludic.eval import compare_runs
     from ludic.root.sql import Connections
 
-    file = None if output is None else str(output)
-    if file is not None:
-        checked_output(file, overwrite)  # first, since reading runs may take minutes
-    roots = open_runs([*([] if run is None else [run.root]), *map(str, sides)])
+    roots = open_runs([*([] if run is None else [run.root]), *sides])
+    found: list[Comparison] = []
     with Connections() as connections:
-        runs = Runs.read(roots, connections, by)
-        compared = compare_runs(roots, config, connections, env=env, **own)
-        table = make_table(runs, compared, connections, window=window, env=env, confidence=config.confidence)
-        options: dict[str, Any] = {"difference": own["difference"], "confidence": config.confidence, "runs": table}
-        found = Comparison(compared=compared, **options)
-        if file is None:
-            return found
-        page = write_page(file, overwrite, lambda: render_runs(runs, found, connections))
-    return Comparison(compared=compared, page=page.location, **options)
+
+        def read() -> Runs:
+            runs = Runs.read(roots, connections, by)
+            compared = compare_runs(roots, config, connections, env=env, **own)
+            table = make_table(runs, compared, connections, window=window, env=env, confidence=config.confidence)
+            about = {"difference": own["difference"], "confidence": config.confidence}
+            found.append(Comparison(compared=compared, runs=table, **about))
+            return runs
+
+        if output is None:
+            read()
+            return found[0]
+        page = write_page(fspath(output), overwrite, lambda: render_runs(read(), found[0], connections))
+    return replace(found[0], page=page.location)
 
 
 @operation(group="Evaluate", place=3)
