@@ -23,10 +23,9 @@ from .plan import missed_versions as missed_versions
 from .run_rewards import FEWEST_RUNS as FEWEST_RUNS
 from .run_rewards import WINDOW as WINDOW
 from .run_rewards import Progress as Progress
-from .run_rewards import RunReward as RunReward
 from .run_rewards import common_amounts as common_amounts
 from .run_rewards import read_progress as read_progress
-from .run_rewards import read_reward as read_reward
+from .run_rewards import read_rewards as read_rewards
 from .run_rewards import reward_columns as reward_columns
 from .sampling import BatchCallback as BatchCallback
 from .sampling import EvaluationSamples as EvaluationSamples

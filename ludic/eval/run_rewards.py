@@ -56,14 +56,14 @@ class Progress:
         """Tokens that the run has trained on."""
         return int(self.tokens[-1]) if len(self.tokens) else 0
 
-    def step_at(self, at: At, amount: int) -> int | None:
-        """Return the last step up to a step, or up to a number of trained tokens; None if the first one is beyond."""
+    def window_at(self, at: At, amount: int, size: int = WINDOW) -> "Window | None":
+        """Return the last `size` steps, or all, up to a step or up to a number of trained tokens; None for no step."""
         reached = self.steps[(self.steps if at == "step" else self.tokens) <= amount]
-        return int(reached[-1]) if len(reached) else None
+        return (int(reached[-size:][0]), int(reached[-1])) if len(reached) else None
 
-    def first_of(self, last_step: int, window: int) -> int:
-        """Return the first of the `window` steps that end with a step."""
-        return int(self.steps[self.steps <= last_step][-window:][0])
+
+Window = tuple[int, int]
+"""First and last step over which a reward is averaged."""
 
 
 def read_progress(con: duckdb.DuckDBPyConnection, root: Root) -> Progress:
@@ -82,35 +82,17 @@ def common_amounts(runs: Sequence[Progress]) -> dict[At, int]:
     return {"step": min(int(run.steps[-1]) for run in begun), "tokens": min(run.num_tokens for run in begun)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RunReward:
-    """Training reward of a run at one of `common_amounts`."""
+def read_rewards(
+    con: duckdb.DuckDBPyConnection, root: Root, window: Window | None, env: Sequence[str] = ()
+) -> np.ndarray:
+    """Return (V,) float64, the mean reward of each group of a window, in the order of their ids.
 
-    first_step: int | None
-    """First step of the window; None: no step of it is within the amount."""
-    last_step: int | None
-    values: np.ndarray
-    """(V,) float64: mean reward of each group of the window, in the order of their ids"""
-
-
-def read_reward(
-    con: duckdb.DuckDBPyConnection,
-    root: Root,
-    run: Progress,
-    at: At,
-    amount: int,
-    *,
-    window: int = WINDOW,
-    env: Sequence[str] = (),
-) -> RunReward:
-    """Return the rewards of a run's groups at an amount. env: environments that count; none are all."""
-    last = run.step_at(at, amount)
-    if last is None:
-        return RunReward(first_step=None, last_step=None, values=np.empty(0))
-    first = run.first_of(last, window)
-    params = {"first_step": first, "last_step": last, "envs": list(env) or None}
-    values = ask_table(con, root, figure("rewards_of_groups"), params)["reward"].to_numpy()
-    return RunReward(first_step=first, last_step=last, values=values)
+    env: environments that count; none are all.
+    """
+    if window is None:
+        return np.empty(0)
+    params = {"first_step": window[0], "last_step": window[1], "envs": list(env) or None}
+    return ask_table(con, root, figure("rewards_of_groups"), params)["reward"].to_numpy()
 
 
 def reward_columns(

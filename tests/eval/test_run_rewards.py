@@ -7,7 +7,7 @@ import pytest
 from compared_runs import Groups, make_compared, train_on
 from scipy import stats
 
-from ludic.eval.run_rewards import common_amounts, read_progress, read_reward, reward_columns
+from ludic.eval.run_rewards import common_amounts, read_progress, read_rewards, reward_columns
 from ludic.eval.statistics import clustered, welch
 from ludic.root.sql import connect
 
@@ -49,12 +49,12 @@ def test_a_resumed_run_is_one_curve_and_is_cut_where_all_runs_have_been(tmp_path
     assert common_amounts([run, fast, empty]) == {"step": 4, "tokens": 495}
     assert (empty.last_step, empty.num_tokens) == (None, 0)
     # 250 tokens a step: one step is within 495
-    assert (fast.step_at("tokens", 495), run.step_at("tokens", 494), fast.step_at("tokens", 249)) == (1, 4, None)
-    reward = read_reward(con, root, run, "step", 4, window=3)
-    assert (reward.first_step, reward.last_step) == (2, 4)
+    assert (fast.window_at("tokens", 495), fast.window_at("tokens", 249)) == ((1, 1), None)
+    assert (run.window_at("tokens", 494), run.window_at("step", 4, 3)) == ((1, 4), (2, 4))
+    values = read_rewards(con, root, (2, 4))
     # groups of step 2: 0.5 and 0; of 3 and 4: 1, 0.5, and 1 without the rollout that is not scored
-    assert sorted(reward.values) == [0.0, 0.5, 0.5, 0.5, 1.0, 1.0, 1.0, 1.0]
-    assert len(read_reward(con, root, run, "step", 4, env=["other"]).values) == 0
+    assert sorted(values) == [0.0, 0.5, 0.5, 0.5, 1.0, 1.0, 1.0, 1.0]
+    assert len(read_rewards(con, root, (2, 4), ["other"])) == 0
 
 
 def test_between_runs_the_unit_is_the_run() -> None:

@@ -237,30 +237,31 @@ def _compare_runs(
     overwrite: bool,
 ) -> "Comparison":
     """Compare whole runs. sides: texts or roots. own: settings of the comparison of evaluations."""
+    from dataclasses import replace
+
     from ludic.app.show.comparison import Runs, make_table, open_runs
     from ludic.app.show.evaluations import Comparison
-    from ludic.app.show.report.page import write_page
-    from ludic.app.show.report.runs_page import render_runs
     from ludic.eval import compare_runs
     from ludic.root.sql import Connections
 
+    if output is not None:
+        from ludic.app.show.report.page import checked_output
+
+        checked_output(fspath(output), overwrite)  # before the runs are read
     roots = open_runs([*([] if run is None else [run.root]), *sides])
-    found: list[Comparison] = []
     with Connections() as connections:
-
-        def read() -> Runs:
-            runs = Runs.read(roots, connections, by)
-            compared = compare_runs(roots, config, connections, env=env, **own)
-            table = make_table(runs, compared, connections, window=window, env=env, confidence=config.confidence)
-            about = {"difference": own["difference"], "confidence": config.confidence}
-            found.append(Comparison(compared=compared, runs=table, **about))
-            return runs
-
+        runs = Runs.read(roots, connections, by)
+        compared = compare_runs(roots, config, connections, env=env, **own)
+        table = make_table(runs, compared, connections, window=window, env=env, confidence=config.confidence)
+        about: dict[str, Any] = {"difference": own["difference"], "confidence": config.confidence}
+        found = Comparison(compared=compared, runs=table, **about)
         if output is None:
-            read()
-            return found[0]
-        page = write_page(fspath(output), overwrite, lambda: render_runs(read(), found[0], connections))
-    return replace(found[0], page=page.location)
+            return found
+        from ludic.app.show.report.page import write_page
+        from ludic.app.show.report.runs_page import render_runs
+
+        page = write_page(fspath(output), overwrite, lambda: render_runs(runs, found, connections))
+    return replace(found, page=page.location)
 
 
 @operation(group="Evaluate", place=3)

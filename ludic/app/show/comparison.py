@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from pathlib import PurePath
 from typing import Any
 
@@ -26,7 +26,7 @@ from ludic.eval import (
     common_amounts,
     comparable_name,
     read_progress,
-    read_reward,
+    read_rewards,
     reward_columns,
 )
 from ludic.records import Row
@@ -407,25 +407,28 @@ def _rows_of_runs(runs: Runs) -> Iterator[dict[str, Any]]:
 def _rows_of_rewards(
     runs: Runs, connections: Connections, window: int, env: Sequence[str], confidence: float
 ) -> Iterator[dict[str, Any]]:
+    @cache  # equal steps are often equal tokens, too
+    def values_of(label: str, steps: tuple[int, int] | None) -> np.ndarray:
+        return read_rewards(connections.to(runs.roots[label]), runs.roots[label], steps, env)
+
     for at, amount in common_amounts(list(runs.progress.values())).items():
-        found = {
-            label: read_reward(connections.to(root), root, runs.progress[label], at, amount, window=window, env=env)
-            for label, root in runs.roots.items()
-        }
+        windows = {label: each.window_at(at, amount, window) for label, each in runs.progress.items()}
+        found = {label: values_of(label, steps) for label, steps in windows.items()}
         baseline: np.ndarray | None = None
         for group, labels in runs.groups.items():
-            of_runs = [found[label] for label in labels]
             is_run = runs.by is None
-            values = of_runs[0].values if is_run else _means([each.values for each in of_runs])
-            windows = {(each.first_step, each.last_step) for each in of_runs}
-            steps = dict(zip(("first_step", "last_step"), *windows)) if len(windows) == 1 else _NO_STEPS  # noqa: B905
-            keys = {"run": group} if is_run else {"group": group, "num_runs": len(values)}
-            columns = _columns(baseline, values, confidence, is_run=is_run)
-            yield {"at": at, "amount": amount, **keys, **steps, **columns}
+            values = found[group] if is_run else _means([found[label] for label in labels])
+            steps = {windows[label] for label in labels}
+            first, last = (steps.pop() if len(steps) == 1 else None) or (None, None)
+            yield {
+                "at": at,
+                "amount": amount,
+                **({"run": group} if is_run else {"group": group, "num_runs": len(values)}),
+                "first_step": first,
+                "last_step": last,
+                **_columns(baseline, values, confidence, is_run=is_run),
+            }
             baseline = values if baseline is None else baseline
-
-
-_NO_STEPS = {"first_step": None, "last_step": None}
 
 
 def _means(of_runs: Sequence[np.ndarray]) -> np.ndarray:
