@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
