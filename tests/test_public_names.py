@@ -29,6 +29,7 @@ NAMES = [
     "Run",
     "RunConfig",
     "ToolCall",
+    "compare",
     "connect",
     "create",
     "dpo",

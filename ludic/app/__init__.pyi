@@ -28,6 +28,7 @@ from .launch.train import last_step as last_step
 from .launch.train import train_in_process as train_in_process
 from .launch.vllm_server import ServerArguments as ServerArguments
 from .operations.create import create as create
+from .operations.evaluations import compare_runs as compare_runs
 from .operations.fit import dpo as dpo
 from .operations.fit import fit as fit
 from .operations.fit import grpo as grpo
