@@ -54,7 +54,9 @@ def train_on(
     with closing(MetricsLog(root, "train", f"{made.attempt_id}")) as log:
         for step, groups in steps.items():
             write_ledger(root, made, step, _ledger(made.attempt_id, step, groups, tokens, env_name))
-            log.write(attempt_id=made.attempt_id, step=step, policy_version=step)
+            known = [reward for group in groups for reward in group if reward is not None]
+            mean = sum(known) / len(known) if known else None
+            log.write(attempt_id=made.attempt_id, step=step, policy_version=step, reward_mean=mean)
 
 
 def _ledger(attempt_id: int, step: int, groups: Groups, tokens: int, env_name: str) -> pa.Table:

@@ -35,6 +35,7 @@ NAMES = [
     "fit",
     "grpo",
     "open",
+    "plot",
     "record",
     "refresh",
     "scan",
@@ -108,7 +109,9 @@ METHODS = {
         "*stop",
         "*track",
     ],
+    "frame": ["name", "*by"],
     "label": ["rollout_id", "value", "*note", "*name", "*author"],
+    "plot": ["names", "*by", "*also"],
     "report": ["output", "*versions", "*compare", "*overwrite", "**MeasureConfig"],
     "run": [
         "config",

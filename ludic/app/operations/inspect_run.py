@@ -168,17 +168,25 @@ def report(
     run: "Run",
     output: str | PathLike[str] | None = None,
     *,
+    also: Annotated[
+        "Iterable[RootLike]", FromFlag(Annotated[tuple[str, ...], Shown("ROOT", by_position=True, has_flag=True)])
+    ] = (),
+    by: str | None = None,
     versions: str | None = None,
     compare: Annotated["Sequence[int | str]", FromFlag(Annotated[tuple[str, ...], Shown("SIDE")])] = (),
     overwrite: bool = False,
     **measure: Unpack["ReportSettings"],
 ) -> "Report":
-    """Write a run, its evaluations and a comparison as one HTML file.
+    """Write a run, its evaluations and a comparison, or several runs, as one HTML file.
 
     The file needs no network (docs/reports.md). measure: fields of MeasureConfig. Raises ConfigError if versions or
-    sides have no samples or the file can't be written, QueryError.
+    sides have no samples, a name is unknown, or the file can't be written; QueryError.
 
     Args:
+        also: More runs, here or with --also: the file then has the curves of all runs over each other, what differs,
+            and their comparison.
+        by: Of one run: column of its rollouts or of the data set, for whose values the curves have a line each. Of
+            several: setting whose equal values make a group, drawn as its mean and a band.
         output: File to write, on this machine; must not exist. None, the default in Python, writes nothing, and the
             result's `html` is the page.
         versions: Evaluated versions to show, joined by commas: numbers, latest, and ranges such as 10-latest. None is
@@ -188,15 +196,18 @@ def report(
         overwrite: Replace the output if it exists.
     """
     from ludic.app.show.report.page import make_report
+    from ludic.root.sql import open_roots
 
-    return make_report(
-        run.root,
-        None if output is None else str(output),
-        versions=versions,
-        sides=[str(side) for side in compare],
-        measure=convert(MeasureConfig, measure),
-        overwrite=overwrite,
-    )
+    file, config = None if output is None else str(output), convert(MeasureConfig, measure)
+    roots = open_roots([run.root, also])
+    if len(roots) > 1:
+        from ludic.app.show.report.runs_page import make_runs_report
+
+        if given := [name for name, value in (("versions", versions), ("compare", compare)) if value]:
+            raise SettingsError(f"{given[0]} is for a report of one run, and there are several; leave out one of them")
+        return make_runs_report(roots, file, by=by, overwrite=overwrite, measure=config)
+    sides = [str(side) for side in compare]
+    return make_report(run.root, file, by=by, versions=versions, sides=sides, measure=config, overwrite=overwrite)
 
 
 # --- SQL -----------------------------------------------------------------------------------------------------------

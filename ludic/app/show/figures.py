@@ -402,7 +402,7 @@ def read_figures(
         for data in _of_kind(kind, rows, None if kind.source == "steps" else by):
             own = diagnostic_marks(diagnostics, data.name.partition("/")[2]) if kind.source == "components" else marks
             is_marked = kind.x_name == "step" and kind.source != "outcomes"
-            if kind.source in _OPTIONAL and not data.series:
+            if len(data.series) < _FEWEST_LINES.get(kind.source, 0):
                 continue
             (first if kind.name in _FIRST else later).append(replace(data, marks=own if is_marked else []))
     if by is not None or len({row["value"] for row in rows.considered(ENVIRONMENT)}) > 1:
@@ -413,8 +413,8 @@ def read_figures(
 
 _FIRST = ("reward_mean", "response_length_mean")
 """Figures that come first, and then once more by environment."""
-_OPTIONAL: Sequence[Source] = ("versions", "turns", "tools")
-"""Sources of figures that are not missed where there are none."""
+_FEWEST_LINES: Mapping[Source, int] = {"versions": 1, "turns": 2, "tools": 1}
+"""Lines of a figure below which a report leaves it out: one turn is shown by reward and length already."""
 
 
 def diagnostic_marks(diagnostics: Sequence[Diagnostic], env_name: str | None = None) -> list[Mark]:
@@ -664,6 +664,7 @@ def overlay(figures: Mapping[str, FigureData], groups: Mapping[str, str] | None 
             members.setdefault((groups.get(label, label), each.name), []).append(each)
     sizes = {group: sum(groups.get(label) == group for label in figures) for group in groups.values()}
     series, notes = [], [note for data in figures.values() for note in data.notes]
+    notes += [f"{label}: no values." for label, data in figures.items() if not data.has_values]
     for (label, line), found in members.items():
         name = label if is_single else f"{label}: {line}"
         if sizes.get(label, 1) == 1:

@@ -76,13 +76,14 @@ def make_report(
     root: Root,
     output: str | None,
     *,
+    by: str | None = None,
     versions: str | None,
     sides: Sequence[str],
     measure: MeasureConfig,
     overwrite: bool,
 ) -> Report:
     """Render a report and write it. output: a path of this machine; None writes nothing. See `Run.report`."""
-    return write_page(output, overwrite, lambda: render(gather(root, versions, sides, measure)))
+    return write_page(output, overwrite, lambda: render(gather(root, versions, sides, measure, by)))
 
 
 def write_page(output: str | None, overwrite: bool, make: Callable[[], str]) -> Report:
@@ -105,13 +106,15 @@ def checked_output(output: str | None, overwrite: bool) -> Path | None:
     return path
 
 
-def gather(root: Root, versions: str | None, sides: Sequence[str], measure: MeasureConfig) -> dict[str, Any]:
-    """Return the values that the template shows."""
+def gather(
+    root: Root, versions: str | None, sides: Sequence[str], measure: MeasureConfig, by: str | None = None
+) -> dict[str, Any]:
+    """Return the values that the template shows. by: column by which the curves have lines; None is the environment."""
     with Connections() as connections:
         con = connections.to(root)
         diagnostics = stored_diagnostics(root, ask(con, root, figure("newest_metrics")))
-        data = read_figures(con, root, diagnostics)
-        figures = [draw(each) for each in _first_first(data)]
+        data = read_figures(con, root, diagnostics, by=by)
+        figures = [draw(each) for each in _first_first(data, by or ENVIRONMENT)]
         reports = {name: table.to_pylist() for name, table in read_reports(con, root).items()}
         found = evaluation_section(connections, root, versions, measure)
         comparison = _compare(connections, root, found["versions"] if found else [], sides, measure)
@@ -158,9 +161,9 @@ _MOST_P = 0.05
 """Highest p-value, corrected by Holm, with which the head calls a version better or worse."""
 
 
-def _first_first(data: Sequence[FigureData]) -> list[FigureData]:
-    """Return the figures with the most telling one in front: the reward of each environment, if there are several."""
-    chosen = [each for each in data if each.name == f"reward_mean/{ENVIRONMENT}"]
+def _first_first(data: Sequence[FigureData], by: str) -> list[FigureData]:
+    """Return the figures with the most telling one in front: the reward by a column, if it has several values."""
+    chosen = [each for each in data if each.name == f"reward_mean/{by}"]
     return [*chosen, *(each for each in data if each not in chosen)]
 
 

@@ -97,7 +97,8 @@ class _Binned:
     style: str
     finite: Mapping[float, float]
     means: Mapping[float, float]
-    bounds: Mapping[float, ErrorBar]
+    bounds: Mapping[float, tuple[float, float]]
+    """Means of the lower and of the upper bounds of each bin, where both are known."""
 
 
 def draw(data: FigureData, runs: Sequence[str] = ()) -> Figure:
@@ -182,7 +183,7 @@ class _Scale:
         for each in binned:
             xs += each.means
             ys += each.means.values()
-            ys += [bound for x in each.means for bound in each.bounds.get(x, ()) if bound is not None]
+            ys += [bound for x in each.means for bound in each.bounds.get(x, ())]
         low, high = _range(ys)
         step = _tick_step(low, high)
         return cls(_range(xs), (math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step))
@@ -237,7 +238,7 @@ def _means(values: Mapping[float, float], bins: Iterable[Sequence[float]]) -> di
 def _line(it: _Binned, scale: _Scale) -> PlotLine:
     points = [(f"{scale.x(x):.1f}", f"{scale.y(y):.1f}") for x, y in it.means.items()]
     bounds = [
-        (f"{scale.x(x):.1f}", *(f"{scale.y(bound or 0.0):.1f}" for bound in it.bounds[x]))
+        (f"{scale.x(x):.1f}", f"{scale.y(it.bounds[x][0]):.1f}", f"{scale.y(it.bounds[x][1]):.1f}")
         for x in it.means
         if x in it.bounds
     ]
@@ -310,7 +311,7 @@ def _row(x: float, binned: Iterable[_Binned]) -> list[str]:
     for each in binned:
         cells.append(_text(each.means.get(x)))
         if each.series.intervals is not None:
-            bounds = each.bounds.get(x, (None, None))
+            bounds: ErrorBar = each.bounds.get(x, (None, None))
             cells += [NOT_ESTIMATED if bound is None and x in each.means else _text(bound) for bound in bounds]
     return cells
 

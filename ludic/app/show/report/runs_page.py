@@ -5,6 +5,7 @@ for fewer than two runs, an unknown setting, and an output that exists or can't 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ludic.app.show.comparison import Runs, make_table, open_runs
@@ -83,12 +84,21 @@ def _gather(runs: Runs, comparison: Comparison, connections: Connections) -> dic
 
 
 def _groups(runs: Runs) -> dict[str, str]:
-    """Return the group of each run that is drawn with others as one line: by `by`, else those of equal settings."""
+    """Return the group of each run that is drawn with others as one line: by `by`, else those that differ in the seed
+    alone. Equal settings do not suffice: the code of two runs may differ, which is what a reader wants to see."""
     if runs.by is not None:
         return {label: group for group, labels in runs.groups.items() for label in labels}
-    alike = groups_by(runs.summaries)
-    counts = [*alike.values()]
-    return {label: f"{group} ({counts.count(group)} runs)" for label, group in alike.items() if counts.count(group) > 1}
+    seeds = {each.label: each.settings.get("seed") for each in runs.summaries}
+    members: dict[str, list[str]] = {}
+    for label, group in groups_by(runs.summaries).items():
+        members.setdefault(group, []).append(label)
+    found = {}
+    for group, labels in members.items():
+        others = [row["values"] for row in runs.differing if row["kind"] in ("code", "data")]
+        is_one = all(len({values[label] for label in labels}) == 1 for values in others)
+        if len(labels) > 1 and is_one and len({seeds[label] for label in labels}) == len(labels):
+            found |= dict.fromkeys(labels, f"{group} ({len(labels)} runs)")
+    return found
 
 
 def _are_neighbours(summaries: Sequence[RunSummary]) -> bool:
@@ -96,9 +106,13 @@ def _are_neighbours(summaries: Sequence[RunSummary]) -> bool:
 
 
 def _overlaid(data: Mapping[str, Sequence[FigureData]], groups: Mapping[str, str]) -> Iterator[FigureData]:
-    """Yield each figure that any run has, of all runs that have it."""
+    """Yield each figure that any run has, of all runs that have it. What is noted once is not noted again."""
+    noted: set[str] = set()
     for name in dict.fromkeys(each.name for of_run in data.values() for each in of_run):
-        yield overlay({label: each for label, of_run in data.items() for each in of_run if each.name == name}, groups)
+        found = {label: each for label, of_run in data.items() for each in of_run if each.name == name}
+        joined = overlay(found, groups)
+        yield replace(joined, notes=[note for note in joined.notes if note not in noted])
+        noted.update(joined.notes if joined.has_values else ())
 
 
 def _facts(runs: Runs, comparison: Comparison, settings: Sequence[str]) -> Iterator[str]:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app.show.report.conftest import SPELT
+from app.show.report.conftest import HOSTILE, SPELT
+from compared_runs import make_compared
 
 import ludic
 from ludic.root.root import Root
@@ -53,6 +54,22 @@ def test_hostile_rows_are_text_in_a_browser(browser: Any, hostile: Root, tmp_pat
     assert len(texts) >= 8
     assert set(texts) == {SPELT}
     assert SPELT in page.eval_on_selector_all("td", "found => found.map(each => each.textContent)")
+
+
+@pytest.mark.slow
+def test_hostile_runs_are_text_in_a_browser_and_fit_a_phone(browser: Any, hostile: Root, tmp_path: Path) -> None:
+    other = make_compared(str(tmp_path / "<img src=x onerror=alert(1)>"), {1: [[0.0, 1.0]]}, run={"model": HOSTILE})
+    file = tmp_path / "runs.html"
+    ludic.Run(hostile).report(file, also=[other.url])
+    seen: list[str] = []
+    page = opened(browser, file, seen, viewport={"width": 390, "height": 844})
+    page.wait_for_load_state("networkidle")
+    assert seen == [file.as_uri()]
+    assert page.locator("script, img, iframe, object, embed, link, base, form, [onload], [onerror]").count() == 0
+    links = page.eval_on_selector_all("a", "links => links.map(link => link.getAttribute('href'))")
+    assert links == ["#curves", "#comparison"]
+    assert SPELT in page.eval_on_selector_all("td", "found => found.map(each => each.textContent)")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 @pytest.mark.slow
