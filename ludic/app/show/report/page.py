@@ -9,15 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
 from html import escape
-from importlib import resources
 from typing import Any
 
 import duckdb
-import jinja2
 
 from ludic.app.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
+from ludic.app.show.html import templates
 from ludic.app.show.report.plots import Figure, Mark, Series, draw
 from ludic.app.show.stats import (
     OTHER_SETTINGS,
@@ -28,8 +26,7 @@ from ludic.app.show.stats import (
     means_frames,
 )
 from ludic.app.show.watch import stored_diagnostics
-from ludic.base import LUDIC, Frame, Part, Result, installed_version, local_path, number, open_sink, size, sparkline
-from ludic.base.results import printable
+from ludic.base import LUDIC, Frame, Part, Result, installed_version, local_path, open_sink, size, sparkline
 from ludic.errors import ConfigError
 from ludic.eval import DIFFERENCE, Chosen, MeasureConfig, numbers, stored_versions
 from ludic.eval import compare as comparing
@@ -156,24 +153,7 @@ def _compare(
 
 def render(values: dict[str, Any]) -> str:
     """Return the page."""
-    return _template().render(values).lstrip()
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
-    )
-    environment.filters["number"] = number
-    text = resources.files("ludic.app.show.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(text)
-
-
-def _shown(value: Any) -> Any:
-    """Spell out control characters of a text before it is escaped; show None as a dash."""
-    if value is None:
-        return "-"
-    return printable(value) if type(value) is str else value  # Markup is a subclass, and is already escaped
+    return templates("report").get_template("page.html.j2").render(values).lstrip()
 
 
 # --- Training: plots of steps, warnings, errors, and the best and the worst groups -----------------------------------
