@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -32,6 +33,11 @@ RolloutTable = Literal["rollouts", "evals"]
 RowLevel = Literal["version", "environment", "example", "group", "rollout"]
 
 _END = "ended_by(truncation_reason, finish_reason, parse_error) as ended_by"
+WHOLE_TEXTS = (
+    "list_filter(messages, lambda message: message.role = 'user')[1].content as prompt, "
+    "list_filter(messages, lambda message: message.role = 'assistant')[-1].content as answer, reward_components"
+)
+"""SQL of the question and the last answer of a rollout, without a cut, and of the components of its reward."""
 TEXTS = ("prompt", "answer")
 """Columns of texts, which are read only for the rows of a page, since messages are most of the stored data."""
 _FIRST_COLUMNS = ("rollout_id", "episode_reward", "correct", "marks")
@@ -294,9 +300,10 @@ class RunData:
     StoreError.
     """
 
-    def __init__(self, root: Root, author: str | None = None) -> None:
+    def __init__(self, root: Root, author: str | None = None, memory_bytes: int | None = None) -> None:
+        """author: of labels; None is the user of this machine. memory_bytes: of all queries; None: DuckDB's limit."""
         self.root, self._author = root, author
-        self._opened = _Opened(root)
+        self._opened = _Opened(root, memory_bytes)
         self._lock = threading.Lock()
         self._running: set[duckdb.DuckDBPyConnection] = set()
         self._stopped_by = ""
@@ -304,8 +311,8 @@ class RunData:
 
     def session(self) -> "RunData":
         """Return the same data for one caller, whose queries `stop` ends alone."""
-        session = RunData(self.root, self._author)
-        session._opened = self._opened
+        session = copy(self)
+        session._lock, session._running = threading.Lock(), set()
         return session
 
     def rows(self, listing: Listing, where: str, order: Order) -> pl.DataFrame:
@@ -407,8 +414,8 @@ class RunData:
 class _Opened:
     """What the sessions of a run share: its connection and its token reader, each opened when it is needed."""
 
-    def __init__(self, root: Root) -> None:
-        self._root = root
+    def __init__(self, root: Root, memory_bytes: int | None) -> None:
+        self._root, self._memory_bytes = root, memory_bytes
         self._lock = threading.Lock()
         self._connection: duckdb.DuckDBPyConnection | None = None
         self.watching = threading.Lock()
@@ -421,7 +428,7 @@ class _Opened:
     def connection(self) -> duckdb.DuckDBPyConnection:
         with self._lock:
             if self._connection is None:
-                self._connection = connect(self._root, sealed=True)
+                self._connection = connect(self._root, sealed=True, memory_bytes=self._memory_bytes)
             return self._connection
 
     @cached_property

@@ -32,8 +32,13 @@ select
 def state(request: PageRequest) -> Json:
     """The state of the run, as `ludic watch` shows it."""
     status = request.data.status()
-    facts, tables = as_texts(status)
-    return Json({"facts": facts, "tables": tables, "unreadable": list(status.unreadable)})
+    lines, tables = as_texts(status)
+    facts, more = ([line for line in lines if (line[0] in _FIRST) is is_first] for is_first in (True, False))
+    return Json({"facts": facts, "more": more, "tables": tables, "unreadable": list(status.unreadable)})
+
+
+_FIRST = ("trainer", "step", "balance", "dropped")
+"""Lines of the state that are not folded."""
 
 
 @page("figures", "figures")

@@ -5,6 +5,7 @@ never waits for that. Raises UnknownIdError for a label that there is not.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ _RENEW_AFTER_S = 5.0
 _MOST_KEPT = 64
 """Computed values, such as all curves of a run, that are kept until the run has new data."""
 _MOST_NOTICES = 5
+_MOST_MEMORY = 8 << 30
 
 Kept = TypeVar("Kept")
 
@@ -32,7 +34,7 @@ class Site:
     def __init__(self, root: Root | None = None, *, author: str | None = None) -> None:
         self._author = author
         self._lock = threading.Lock()
-        self._runs: dict[str, RunData] = {} if root is None else {"": RunData(root, author)}
+        self._runs: dict[str, RunData] = {} if root is None else {"": RunData(root, author, memory_bytes())}
         self._listed_at: dict[str, float] = {}
         self._kept: dict[tuple[str, str], tuple[Any, Any]] = {}
         """Version and value by key, the last used ones at the end."""
@@ -89,6 +91,11 @@ class Site:
         given = {name: str(value) for name, value in query.items() if value is not None and str(value)}
         words = ("r", label, page) if label else (page,)
         return "/" + "/".join(quote(word, safe="/") for word in words) + (f"?{urlencode(given)}" if given else "")
+
+
+def memory_bytes() -> int:
+    """Return the memory that the queries of a run may take: half of this machine's, at most 8 GB."""
+    return min(_MOST_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 
 
 class _Notices(logging.Handler):
