@@ -197,7 +197,7 @@ def _listed(
         links=links,
         sorts={name: _sort(request, listing, order, name) for name in shown if name in listing.stored},
         query=(
-            listing.query(where, order, None, more=WHOLE_TEXTS if listing.kind == "rollout" else ""),
+            listing.query(where, order, None, more=whole),
             listing.params,
         ),
     )
