@@ -7,7 +7,7 @@ and order may name every column of its relation; they are part of a query that m
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,11 +22,11 @@ from ludic.app.show.stats import FRACTIONS
 from ludic.app.show.status import RunStatus
 from ludic.app.show.transcript import Lookup, TokenReader, load_token_reader
 from ludic.app.show.watch import Watcher, stored_diagnostics
-from ludic.errors import QueryError
+from ludic.errors import LudicError, QueryError
 from ludic.records import WITHOUT_LOGPROBS
 from ludic.root import Root
 from ludic.root.rows import LABEL, put_label
-from ludic.root.sql import ask, connect, figure, means, quote, refresh, result_of, texts, to_frame
+from ludic.root.sql import ask, connect, figure, means, quote, refresh, renew, result_of, texts, to_frame
 from ludic.run import Diagnostic
 
 RolloutTable = Literal["rollouts", "evals"]
@@ -381,6 +381,11 @@ class RunData:
     def refresh(self) -> None:
         """Let later queries show rollouts that are stored by then."""
         refresh(self._opened.connection())
+
+    def renew(self) -> None:
+        """Do as `refresh` does, but list the files in this call, so that no query waits for it."""
+        with suppress(LudicError):  # the pages show it
+            renew(self._opened.connection())
 
     def find(self, rollout_id: str) -> Lookup:
         """Return a rollout, whose row also has lists of ratios and token_advantages if training stored them."""

@@ -188,6 +188,14 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
         snapshot.refresh()
 
 
+def renew(con: duckdb.DuckDBPyConnection) -> None:
+    """Do as `refresh` does, but list the files in this call, so that no query waits for it. Raises QueryError."""
+    if con not in _snapshots:
+        raise QueryError("renew needs a connection that ludic.connect returned, not a cursor of one")
+    for snapshot in _snapshots[con]:
+        snapshot.renew()
+
+
 def open_duckdb() -> duckdb.DuckDBPyConnection:
     """Return an empty in-memory DuckDB with ludic's macros, in UTC, that does not read Python variables as tables."""
     con = duckdb.connect()

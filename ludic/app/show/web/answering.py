@@ -28,7 +28,7 @@ from ludic.app.show.html import spelt, templates
 from ludic.app.show.lookup import UnknownIdError
 
 # Modules of pages, which register themselves.
-from ludic.app.show.web import lists, overview, sql_box  # noqa: F401
+from ludic.app.show.web import lists, overview, several, sql_box  # noqa: F401
 from ludic.app.show.web.pages import PAGES, Answer, Answers, Json, PageRequest, Redirect, Table, menu
 from ludic.app.show.web.site import Site
 from ludic.base import Result, plain_rows, to_plain, write_csv
@@ -92,7 +92,7 @@ class Answering:
             page=page,
             label=label,
             run=self._site.run(label) if page.of_run else None,
-            query={key: value for key, value in request.query_params.items() if key != _CSV},
+            pairs=[pair for pair in request.query_params.multi_items() if pair[0] != _CSV],
             form=await _form(request) if request.method == "POST" else {},
         )
 
