@@ -92,7 +92,6 @@ from .processes import end_with_parent as end_with_parent
 from .processes import protect_library_processes as protect_library_processes
 from .processes import python_words as python_words
 from .processes import safe_environment as safe_environment
-from .processes import shell_command as shell_command
 from .processes import signal_when_parent_ends as signal_when_parent_ends
 from .processes import start_python as start_python
 from .processes import start_python_in_loop as start_python_in_loop
@@ -122,6 +121,8 @@ from .results import to_frame as to_frame
 from .results import to_html as to_html
 from .row_files import open_sink as open_sink
 from .row_files import plain_rows as plain_rows
+from .row_files import to_plain as to_plain
+from .row_files import write_csv as write_csv
 from .row_files import write_jsonl as write_jsonl
 from .row_files import write_result as write_result
 from .temporary import folder_of_object as folder_of_object

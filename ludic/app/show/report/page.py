@@ -5,23 +5,20 @@ forbids scripts and requests. Figures are aggregated in SQL (ludic/root/sql/figu
 or sides without samples, and for an output that exists or can't be written.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
 from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import duckdb
-import jinja2
-from markupsafe import Markup
 
 from ludic.app.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
 from ludic.app.show.figures import COLOURS, DARK_COLOURS, ENVIRONMENT, FigureData, evaluation_figures, read_figures
+from ludic.app.show.html import templates
 from ludic.app.show.report.plots import draw
 from ludic.app.show.runs import summarise
 from ludic.app.show.stats import (
@@ -33,7 +30,6 @@ from ludic.app.show.stats import (
 )
 from ludic.app.show.watch import stored_diagnostics
 from ludic.base import LUDIC, Frame, Part, Result, installed_version, local_path, number, open_sink, size, sparkline
-from ludic.base.results import printable
 from ludic.errors import ConfigError
 from ludic.eval import DIFFERENCE, Chosen, MeasureConfig, numbers, stored_versions
 from ludic.eval import compare as comparing
@@ -263,34 +259,7 @@ def _compare(
 
 def render(values: Mapping[str, Any], template: str = "page.html.j2") -> str:
     """Return a page."""
-    return _environment().get_template(template).render(values).lstrip()
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("ludic.app.show.report", ""),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-    )
-    environment.filters["number"] = number
-    environment.filters["advice"] = _advice
-    return environment
-
-
-def _shown(value: Any) -> Any:
-    """Spell out control characters of a text before it is escaped; show None as a dash."""
-    if value is None:
-        return "-"
-    return printable(value) if type(value) is str else value  # Markup is a subclass, and is already escaped
-
-
-def _advice(text: str) -> Markup:
-    """Return an escaped text in which no line breaks after the hyphens of a flag."""
-    return Markup(re.sub(r"--[a-z][a-z-]*", r'<span class="flag">\g<0></span>', str(escape(printable(text)))))
+    return templates("report").get_template(template).render(values).lstrip()
 
 
 # --- Training: plots of steps, warnings, errors, and the best and the worst groups -----------------------------------

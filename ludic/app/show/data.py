@@ -1,4 +1,4 @@
-"""Read the data of the viewer's screens: lists by SQL over the views of a run, single rollouts, and labels.
+"""Read the data of the viewers, in a terminal and as web pages: lists by SQL, single rollouts, and labels.
 
 A list selects few columns and no tokens, so that it opens fast; texts are read a page at a time. The user's predicate
 and order may name every column of its relation; they are part of a query that may only read (ludic.root.sql.query).
@@ -6,27 +6,38 @@ and order may name every column of its relation; they are part of a query that m
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import duckdb
 import polars as pl
+import pyarrow as pa
 
 from ludic.app.show.lookup import look_up
 from ludic.app.show.stats import FRACTIONS
+from ludic.app.show.status import RunStatus
 from ludic.app.show.transcript import Lookup, TokenReader, load_token_reader
-from ludic.app.show.watch import stored_diagnostics
+from ludic.app.show.watch import Watcher, stored_diagnostics
+from ludic.errors import LudicError, QueryError
 from ludic.records import WITHOUT_LOGPROBS
 from ludic.root import Root
 from ludic.root.rows import LABEL, put_label
-from ludic.root.sql import ask, connect, figure, means, quote, refresh, result_of, texts, to_frame
+from ludic.root.sql import ask, connect, figure, means, quote, refresh, renew, result_of, texts, to_frame
+from ludic.run import Diagnostic
 
 RolloutTable = Literal["rollouts", "evals"]
-RowLevel = Literal["version", "group", "rollout"]
+RowLevel = Literal["version", "environment", "example", "group", "rollout"]
 
 _END = "ended_by(truncation_reason, finish_reason, parse_error) as ended_by"
+WHOLE_TEXTS = (
+    "list_filter(messages, lambda message: message.role = 'user')[1].content as prompt, "
+    "list_filter(messages, lambda message: message.role = 'assistant')[-1].content as answer, reward_components"
+)
+"""SQL of the question and the last answer of a rollout, without a cut, and of the components of its reward."""
 TEXTS = ("prompt", "answer")
 """Columns of texts, which are read only for the rows of a page, since messages are most of the stored data."""
 _FIRST_COLUMNS = ("rollout_id", "episode_reward", "correct", "marks")
@@ -55,12 +66,16 @@ _GROUP_COLUMNS = (
     "reward_std",
     "num_rollouts",
     "num_scored",
+    "version",
+    "env",
     "response_length_mean",
     "num_incomplete_completions",
     "num_unparsed",
     "num_at_other_limits",
     "num_errors",
 )
+_KEPT_MEANS = ("num_rollouts", "num_groups", "reward_mean", "response_length_mean")
+_MEANS = ("num_rollouts", "num_groups", "reward_mean", "accuracy", "response_length_mean", *FRACTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +114,28 @@ class Listing:
     table: RolloutTable = "rollouts"
 
     @property
+    def text_id(self) -> str:
+        """Column with the id of the rollout or group whose texts a row shows."""
+        return "rollout_id" if self.kind == "example" else self.columns[0]
+
+    @property
     def stored(self) -> tuple[str, ...]:
         """Columns of the rows, without texts."""
         return tuple(name for name in self.columns if name not in TEXTS)
 
-    def query(self, where: str, order: Order, limit: int) -> str:
-        """Return the SQL of the first rows that a predicate chooses; an empty one chooses all."""
+    def query(self, where: str, order: Order, limit: int | None, more: str = "", offset: int = 0) -> str:
+        """Return the SQL of the first rows that a predicate chooses; an empty one chooses all.
+
+        more: expressions of further columns. offset: rows to leave out before them.
+        """
         # The user's texts have their own lines, so that a comment at their end does not hide a parenthesis.
         direction = "desc" if order.descending else "asc"
+        columns = ", ".join([*map(quote_name, self.stored), *([more] if more else [])])
+        part = "" if limit is None else f" limit {limit} offset {offset}"
         return (
-            f"select {', '.join(map(quote_name, self.stored))} from (\n{self.relation}\n) as listed "  # noqa: S608
+            f"select {columns} from (\n{self.relation}\n) as listed "  # noqa: S608
             f"where (\n{where or 'true'}\n) order by (\n{order.by}\n) {direction} nulls last, "
-            f"{quote_name(self.columns[0])} limit {limit}"
+            f"{quote_name(self.columns[0])}{part}"
         )
 
     def count_query(self, where: str) -> str:
@@ -128,33 +153,70 @@ def versions(table: RolloutTable) -> Listing:
         title="versions" if table == "rollouts" else "versions in evals",
         kind="version",
         relation=means("version, env", table),
-        columns=(
-            "version",
-            "env",
-            "num_rollouts",
-            "num_groups",
-            "reward_mean",
-            "accuracy",
-            "response_length_mean",
-            *FRACTIONS,
-        ),
-        kept=("version", "env", "num_rollouts", "num_groups", "reward_mean", "response_length_mean"),
+        columns=("version", "env", *_MEANS),
+        kept=("version", "env", *_KEPT_MEANS),
         order=Order("version", descending=True),
         table=table,
     )
 
 
-def groups(version: int, env: str) -> Listing:
-    """The groups of a version in one environment."""
+def environments(table: RolloutTable) -> Listing:
+    """The environments of rollouts, or of evaluations."""
     return Listing(
-        title=f"groups of version {version}, {env}",
+        title="environments" if table == "rollouts" else "environments in evals",
+        kind="environment",
+        relation=means("env_name", table),
+        columns=("env_name", *_MEANS),
+        kept=("env_name", *_KEPT_MEANS),
+        order=Order("env_name"),
+        table=table,
+    )
+
+
+def examples(**equal: Any) -> Listing:
+    """The examples of rollouts whose columns equal these values: each over all versions that sampled it."""
+    return Listing(
+        title="examples",
+        kind="example",
+        relation=f"select * from (\n{figure('examples')}\n) where {_scope(equal)}",  # noqa: S608
+        columns=(
+            "env_example_id",
+            "env_name",
+            "reward_mean",
+            "first_reward",
+            "last_reward",
+            "accuracy",
+            "wanted",
+            "num_rollouts",
+            "num_groups",
+            "num_versions",
+            "response_length_mean",
+            "num_errors",
+            "rollout_id",
+            "version",
+        ),
+        kept=("env_example_id", "env_name", "reward_mean", "num_rollouts"),
+        order=Order("reward_mean"),
+        params=equal,
+    )
+
+
+def groups(**equal: Any) -> Listing:
+    """The groups whose columns equal these values, such as version and env."""
+    named = ", ".join(f"{name} {value}" for name, value in equal.items())
+    return Listing(
+        title=f"groups of {named}" if named else "all groups",
         kind="group",
-        relation="select * from groups where version = $version and env = $env",
+        relation=f"select * from groups where {_scope(equal)}",  # noqa: S608
         columns=_GROUP_COLUMNS,
         kept=("group_id", "reward_mean", "prompt"),
         order=Order("created_at"),
-        params={"version": version, "env": env},
+        params=equal,
     )
+
+
+def _scope(equal: Mapping[str, Any]) -> str:
+    return " and ".join(f"{quote_name(name)} = ${name}" for name in equal) or "true"
 
 
 def rollouts(table: RolloutTable, *, title: str = "", with_training: bool = False, **equal: Any) -> Listing:
@@ -163,17 +225,26 @@ def rollouts(table: RolloutTable, *, title: str = "", with_training: bool = Fals
     with_training: also show the newest step that considered each, its advantage, and the filter that dropped it.
     """
     named = title or ", ".join(f"{name} {value}" for name, value in equal.items())
-    scope = " and ".join(f"{quote_name(name)} = ${name}" for name in equal) or "true"
     training = _joined("newest_uses") if with_training else ""
     return Listing(
         title=f"{table} of {named}" if named else f"all {table}",
         kind="rollout",
-        relation=f"select *, {_END} from {table}\n{_joined('marks')}{training}where {scope}",  # noqa: S608
+        relation=f"select *, {_END} from {table}\n{_joined('marks')}{training}where {_scope(equal)}",  # noqa: S608
         columns=_FIRST_COLUMNS + (_TRAINING_COLUMNS if with_training else ()) + _LAST_COLUMNS,
         kept=_KEPT + (_TRAINING_COLUMNS if with_training else ()),
         order=Order("created_at"),
         params=equal,
         table=table,
+    )
+
+
+def searched(listing: Listing, text: str) -> Listing:
+    """Return the rollouts of a list one of whose messages holds a text, in upper or lower case."""
+    return replace(
+        listing,
+        relation=f"select * from (\n{listing.relation}\n) as all_of_it where len(list_filter(messages, "  # noqa: S608
+        "lambda message: contains(lower(message.content), lower($search)))) > 0",
+        params={**listing.params, "search": text},
     )
 
 
@@ -222,16 +293,27 @@ _MOST_LOG_RATIO = 20.0
 
 
 class RunData:
-    """The data of one run for the screens.
+    """The data of one run for the viewers.
 
-    Reads the root through one sealed connection, which lets users' predicates only read. Threads may share it; a query
-    waits for the previous one. Raises QueryError for a wrong predicate, UnknownIdError, StoreError.
+    Reads the root through one sealed connection, which lets users' predicates only read. Threads may share it; each
+    query has a cursor of its own, so none waits for another. Raises QueryError for a wrong predicate, UnknownIdError,
+    StoreError.
     """
 
-    def __init__(self, root: Root, author: str | None = None) -> None:
+    def __init__(self, root: Root, author: str | None = None, memory_bytes: int | None = None) -> None:
+        """author: of labels; None is the user of this machine. memory_bytes: of all queries; None: DuckDB's limit."""
         self.root, self._author = root, author
+        self._opened = _Opened(root, memory_bytes)
         self._lock = threading.Lock()
-        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._running: set[duckdb.DuckDBPyConnection] = set()
+        self._stopped_by = ""
+        """Reason of the last `stop`."""
+
+    def session(self) -> "RunData":
+        """Return the same data for one caller, whose queries `stop` ends alone."""
+        session = copy(self)
+        session._lock, session._running = threading.Lock(), set()
+        return session
 
     def rows(self, listing: Listing, where: str, order: Order) -> pl.DataFrame:
         """Return the first MOST_ROWS rows of a list that a SQL predicate chooses, in an order."""
@@ -242,8 +324,8 @@ class RunData:
         return int(self.ask(listing.count_query(where), listing.params).item())
 
     def texts(self, listing: Listing, rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, str | None]]:
-        """Return the beginnings of question and answer of rows of a list, by the id of the row."""
-        ids = [row[listing.columns[0]] for row in rows]
+        """Return the beginnings of question and answer of rows of a list, by their `text_id`."""
+        ids = [row[listing.text_id] for row in rows]
         versions = sorted({row.get("version", listing.params.get("version")) for row in rows})
         tables: Sequence[RolloutTable] = ("rollouts", "evals") if "found_in" in listing.columns else (listing.table,)
         queries = [figure("texts_of_groups")] if listing.kind == "group" else [texts(table) for table in tables]
@@ -252,37 +334,63 @@ class RunData:
 
     def ask(self, query: str, params: Mapping[str, Any]) -> pl.DataFrame:
         """Return the rows of a query that may only read."""
+        with self.stream(query, params) as reader:
+            return to_frame(reader)
+
+    @contextmanager
+    def stream(self, query: str, params: Mapping[str, Any]) -> Iterator[pa.RecordBatchReader]:
+        """Yield the rows of a query that may only read as a stream, open until the block ends."""
+        try:
+            with self.reading() as con, result_of(con, [self.root], query, params) as reader:
+                yield reader
+        except QueryError as error:
+            if self._stopped_by and isinstance(error.__cause__, duckdb.InterruptException):
+                raise QueryError(f"the query was stopped: {self._stopped_by}") from error
+            raise
+
+    @contextmanager
+    def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Yield a connection for ludic's own queries, which `stop` ends."""
+        with self._opened.connection().cursor() as con:
+            with self._lock:
+                self._running.add(con)
+            try:
+                yield con
+            finally:
+                with self._lock:
+                    self._running.discard(con)
+
+    def diagnostics(self) -> list[Diagnostic]:
+        """Return the diagnostics of the run, and since when, as `ludic watch` does."""
+        with self.reading() as con:
+            rows = ask(con, self.root, figure("newest_metrics"))
+        return stored_diagnostics(self.root, rows)
+
+    def status(self) -> RunStatus:
+        """Return the state of the run now, as `ludic watch` shows it."""
+        with self._opened.watching:
+            return self._opened.watcher.poll()
+
+    def stop(self, reason: str = "") -> None:
+        """End the queries that are running; their callers get a QueryError, with this reason if there is one."""
         with self._lock:
-            with result_of(self._connected(), [self.root], query, params) as reader:
-                return to_frame(reader)
-
-    def _connected(self) -> duckdb.DuckDBPyConnection:
-        """Return the connection; the caller holds the lock."""
-        if self._connection is None:
-            self._connection = connect(self.root, sealed=True)
-        return self._connection
-
-    def diagnostics(self) -> list[str]:
-        """Return the diagnostics of the run, and since when, in the words of `ludic watch`."""
-        with self._lock:
-            rows = ask(self._connected(), self.root, figure("newest_metrics"))
-        return list(map(str, stored_diagnostics(self.root, rows)))
-
-    def stop(self) -> None:
-        """End the query that is running; its caller gets a QueryError."""
-        if self._connection is not None:
-            self._connection.interrupt()
+            self._stopped_by = reason
+            for con in self._running:
+                con.interrupt()
 
     def refresh(self) -> None:
         """Let later queries show rollouts that are stored by then."""
-        with self._lock:
-            if self._connection is not None:
-                refresh(self._connection)
+        refresh(self._opened.connection())
+
+    def renew(self) -> None:
+        """Do as `refresh` does, but list the files in this call, so that no query waits for it."""
+        with suppress(LudicError):  # the pages show it
+            renew(self._opened.connection())
 
     def find(self, rollout_id: str) -> Lookup:
         """Return a rollout, whose row also has lists of ratios and token_advantages if training stored them."""
-        with self._lock:
-            found = look_up(self.root, rollout_id, "rollout", con=self._connected())
+        with self.reading() as con:
+            found = look_up(self.root, rollout_id, "rollout", con=con)
         row = found.rows[0]
         trained = (
             self.ask(figure("trained_tokens_of_rollout"), {"id": row["rollout_id"]}).to_dicts() if found.uses else []
@@ -303,9 +411,34 @@ class RunData:
         root = Root.open(self.root.url, writable=True)
         put_label(root, rollout_id, _as_mark(mark.strip()), note.strip() or None, name=name, author=self._author)
 
+    @property
+    def token_reader(self) -> TokenReader:
+        return self._opened.token_reader
+
+
+class _Opened:
+    """What the sessions of a run share: its connection and its token reader, each opened when it is needed."""
+
+    def __init__(self, root: Root, memory_bytes: int | None) -> None:
+        self._root, self._memory_bytes = root, memory_bytes
+        self._lock = threading.Lock()
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self.watching = threading.Lock()
+        """Held by whoever uses `watcher`."""
+
+    @cached_property
+    def watcher(self) -> Watcher:
+        return Watcher(self._root.url)
+
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        with self._lock:
+            if self._connection is None:
+                self._connection = connect(self._root, sealed=True, memory_bytes=self._memory_bytes)
+            return self._connection
+
     @cached_property
     def token_reader(self) -> TokenReader:
-        return load_token_reader(self.root)
+        return load_token_reader(self._root)
 
 
 def _as_mark(text: str) -> float | str | None:

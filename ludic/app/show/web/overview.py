@@ -1,0 +1,102 @@
+"""The first page of a run: its state, warnings and live curves; and one curve with its numbers.
+
+The page itself reads almost nothing: its script asks for the state and the curves, which are computed again when the
+run has stored new metrics.
+"""
+
+from typing import Any
+
+from ludic.app.show.data import RunData
+from ludic.app.show.figures import FigureData, figure_names, read_figure, read_figures
+from ludic.app.show.status import as_texts
+from ludic.app.show.web.pages import Answer, Json, PageRequest, Table, page
+from ludic.app.show.web.site import Site
+from ludic.root.rows import metrics_file_names
+
+
+@page("overview", "overview", menu=10)
+def overview(request: PageRequest) -> Answer:
+    """What there is, and places for what the script reads."""
+    (counts,) = request.data.ask(_COUNTS, {}).to_dicts()
+    values = {"counts": counts, "by": request.query.get("by", ""), "notices": request.site.notices()}
+    return Answer("overview.html.j2", values)
+
+
+_COUNTS = """
+select
+    (select count(*) from rollouts) as rollouts,
+    (select count(*) from evals) as evals,
+    (select max(version) from rollouts) as version
+"""
+
+
+@page("state", "state")
+def state(request: PageRequest) -> Json:
+    """The state of the run, as `ludic watch` shows it."""
+    status = request.data.status()
+    lines, tables = as_texts(status)
+    facts, more = ([line for line in lines if (line[0] in _FIRST) is is_first] for is_first in (True, False))
+    return Json({"facts": facts, "more": more, "tables": tables, "unreadable": list(status.unreadable)})
+
+
+_FIRST = ("trainer", "step", "balance", "dropped")
+"""Lines of the state that are not folded."""
+
+
+@page("figures", "figures")
+def figures(request: PageRequest) -> Json:
+    """All curves of steps, or with of=evaluation those of evaluations; and the warnings."""
+    by = request.query.get("by") or None
+    if request.query.get("of") == "evaluation":
+        return Json({"figures": _linked(request, _evaluation(request))})
+    found, warnings = _of_steps(request.site, request.label, request.data, by)
+    return Json({"figures": _linked(request, found, by), "warnings": warnings})
+
+
+def _of_steps(site: Site, label: str, data: RunData, by: str | None) -> tuple[list[FigureData], list[str]]:
+    """Return the curves of steps and the warnings, which are read again when the run has stored new metrics."""
+
+    def read() -> tuple[list[FigureData], list[str]]:
+        diagnostics = data.diagnostics()
+        with data.reading() as con:
+            return read_figures(con, data.root, diagnostics, by=by), list(map(str, diagnostics))
+
+    return site.kept((label, f"figures by {by}"), metrics_file_names(data.root), read)
+
+
+def curves_of(site: Site, label: str, data: RunData) -> list[FigureData]:
+    """Return the curves of a run."""
+    return _of_steps(site, label, data, None)[0]
+
+
+def _evaluation(request: PageRequest) -> list[FigureData]:
+    num_rows = request.data.ask("select count(*) as n from evals", {})["n"][0]
+    if not num_rows:
+        return []
+
+    def read() -> list[FigureData]:
+        with request.data.reading() as con:
+            return [read_figure(con, request.data.root, "evaluation")]
+
+    return request.kept("figures of evaluations", num_rows, read)
+
+
+def _linked(request: PageRequest, found: list[FigureData], by: str | None = None) -> list[dict[str, Any]]:
+    return [{**data.to_json(), "href": request.link("figure", name=data.name, by=by)} for data in found]
+
+
+@page("figure", "figure")
+def one_figure(request: PageRequest) -> Answer:
+    """One curve, and the table of its numbers."""
+    name, by = request.required("name"), request.query.get("by") or None
+    with request.data.reading() as con:
+        data = read_figure(con, request.data.root, name, by=by)
+    names = [each.name for each in data.series]
+    values = data.to_json()
+    rows = [
+        {data.x_name: x, **{name: each["values"][index] for name, each in zip(names, values["series"], strict=True)}}
+        for index, x in enumerate(values["x"])
+    ]
+    table = Table(name="numbers", rows=rows, columns=[data.x_name, *names])
+    shown = {"figure": values, "table": table, "names": figure_names()}
+    return Answer("figure.html.j2", shown, title=data.title, tables=[table])
