@@ -7,6 +7,7 @@ model; without a tokenizer, as ids.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,7 +59,7 @@ class PrintOptions:
     """Advice on how to show omitted text."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Lookup(Result):
     """A rollout or a group found by its id. Prints as a readable conversation, or as a table of the group."""
 
@@ -68,12 +69,10 @@ class Lookup(Result):
     """Rows of the rollouts table, with their address: the rollout, or the rollouts of the group."""
     records: tuple[Rollout, ...]
     """The same rows as records."""
-    episode: list[dict[str, Any]]
-    """Rows of the rollout's episode, of all its agents; empty for a group."""
-    advantages: dict[str, float | None]
-    """Advantages in the first use of each row that is not superseded, by rollout_id."""
-    uses: list[dict[str, Any]]
-    """Rows of the ledger, superseded rows last."""
+    group: list[dict[str, Any]]
+    """Rows of the whole group."""
+    group_uses: list[dict[str, Any]]
+    """Rows of the ledger about the group, superseded rows last."""
     code: list[dict[str, Any]]
     """Rows of the view `code`: the environment and users' scorers that scored it, then the advantages of the attempts
     that considered it."""
@@ -84,6 +83,22 @@ class Lookup(Result):
     def record(self) -> Rollout:
         """The rollout; of a group, its first."""
         return self.records[0]
+
+    @cached_property
+    def episode(self) -> list[dict[str, Any]]:
+        """Rows of the rollout's episode, of all its agents; empty for a group."""
+        return [row for row in self.group if row["episode_id"] == self.rows[0]["episode_id"] and self.kind == "rollout"]
+
+    @cached_property
+    def uses(self) -> list[dict[str, Any]]:
+        """Rows of the ledger about `rows`, superseded rows last."""
+        shown = {row["rollout_id"] for row in self.rows}
+        return [use for use in self.group_uses if use["rollout_id"] in shown]
+
+    @cached_property
+    def advantages(self) -> dict[str, float | None]:
+        """Advantages of the group's rows by rollout_id, each in its first use that is not superseded."""
+        return {use["rollout_id"]: use["advantage"] for use in reversed(self.group_uses)}
 
     def tokens(self) -> "pl.DataFrame":
         """Return a row per response token: rollout_id, index, token_id, text, logprob (nats), reward and sampled.

@@ -281,8 +281,9 @@ class RunData:
 
     def find(self, rollout_id: str) -> Lookup:
         """Return a rollout, whose row also has lists of ratios and token_advantages if training stored them."""
+        version = self._version_of(rollout_id)
         with self._lock:
-            found = look_up(self.root, rollout_id, "rollout", con=self._connected())
+            found = look_up(self.root, rollout_id, "rollout", con=self._connected(), version=version)
         row = found.rows[0]
         trained = (
             self.ask(figure("trained_tokens_of_rollout"), {"id": row["rollout_id"]}).to_dicts() if found.uses else []
@@ -293,6 +294,13 @@ class RunData:
         sampled_with = () if row["capture"] in WITHOUT_LOGPROBS else row["response_logprobs"]
         ratios = [_ratio(*pair) for pair in zip(logprobs, sampled_with, strict=False)]
         return replace(found, rows=[row | {"ratios": ratios, "token_advantages": trained[0]["token_advantages"]}])
+
+    def _version_of(self, rollout_id: str) -> int | None:
+        """Return the partition of a rollout in a bucket, whose listings are slow; None on a disk, or if it is new."""
+        if self.root.is_local:
+            return None
+        found = self.ask(figure("version_of_rollout"), {"id": rollout_id})["version"].to_list()
+        return next(iter(found), None)
 
     def labels(self, rollout_id: str) -> list[dict[str, Any]]:
         """Return the labels of a rollout, oldest first."""
