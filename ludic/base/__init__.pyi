@@ -121,6 +121,8 @@ from .results import to_frame as to_frame
 from .results import to_html as to_html
 from .row_files import open_sink as open_sink
 from .row_files import plain_rows as plain_rows
+from .row_files import to_plain as to_plain
+from .row_files import write_csv as write_csv
 from .row_files import write_jsonl as write_jsonl
 from .row_files import write_result as write_result
 from .temporary import folder_of_object as folder_of_object

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
@@ -308,12 +307,9 @@ def _trainer(status: RunStatus) -> Text:
 
 
 def _seconds_since_creation(status: RunStatus) -> float | None:
-    """Return the seconds since the time in the run's uuid7; None if the run_id is not a UUID."""
-    try:
-        created_s = (UUID(status.root.run_id).int >> 80) / 1000
-    except ValueError:
-        return None
-    return max(0.0, status.at.timestamp() - created_s)
+    """Return the seconds since the run was created; None if its run_id has no time."""
+    created_at = status.root.created_at
+    return None if created_at is None else max(0.0, (status.at - created_at).total_seconds())
 
 
 def _progress(status: RunStatus, width: int) -> RenderableType:

@@ -143,14 +143,14 @@ def print_found(console: Console, found: Lookup, options: PrintOptions) -> None:
             console.print(part)
     else:
         reader = None if all(row["messages"] for row in found.rows) else load_token_reader(found.root)
-        _print_group(console, [_with_messages(row, reader) for row in found.rows], found.uses, options)
+        _print_group(console, [with_messages(row, reader) for row in found.rows], found.uses, options)
 
 
 def rollout_parts(
     found: Lookup, options: PrintOptions, reader: TokenReader, *, legend: bool = True
 ) -> Iterator[RenderableType]:
     """Yield all that is known of a rollout, from top to bottom. legend: explain the colours of its tokens."""
-    row, uses = _with_messages(found.rows[0], reader), found.uses
+    row, uses = with_messages(found.rows[0], reader), found.uses
     yield pairs({name: _shorten(value, options) for name, value in _summary(row, uses).items()})
     if len(found.episode) > 1:
         yield _rule("episode")
@@ -168,7 +168,7 @@ def rollout_parts(
     if not uses:
         yield Text("no gradient step has considered it yet")
     for use in uses:
-        yield Text(_use_text(use), style="dim" if use["superseded"] else "")
+        yield Text(use_text(use), style="dim" if use["superseded"] else "")
     if found.code:
         yield _rule("code")
         yield pairs(_code_lines(found.code))
@@ -176,12 +176,12 @@ def rollout_parts(
     yield pairs(
         {
             name: _shorten(value, options)
-            for name, value in _origin(row, is_recorded=is_recorded_run(found.root)).items()
+            for name, value in origin_of(row, is_recorded=is_recorded_run(found.root)).items()
         }
     )
 
 
-def _with_messages(row: dict[str, Any], reader: TokenReader | None) -> dict[str, Any]:
+def with_messages(row: dict[str, Any], reader: TokenReader | None) -> dict[str, Any]:
     """Return a row; one that another program recorded without messages gets the texts of its tokens as such."""
     if row["messages"] or reader is None:
         return row
@@ -228,7 +228,7 @@ def _summary(row: dict[str, Any], uses: Sequence[dict[str, Any]]) -> dict[str, s
         "wanted": row["wanted"],
         "correct": None if row["correct"] is None else cell(row["correct"]).plain,
         **{name: cell(row[name]).plain for name in extra_names(list(row)) if row[name] is not None},
-        "end": _end_in_full(row),
+        "end": end_in_full(row),
         "error": row["error"],
         "length": f"{plural(row['num_turns'], 'turn')}, {row['prompt_length']} prompt tokens, "
         f"{row['response_length']} response tokens, {row['action_length']} of them sampled",
@@ -247,7 +247,7 @@ def _other_causes(row: Row) -> list[str]:
     return ["parse error"] if row["parse_error"] else []
 
 
-def _end_in_full(row: Row) -> str:
+def end_in_full(row: Row) -> str:
     """Return how the episode and its last answer ended; a cause is named once."""
     flags = [name for name in ("terminated", "truncated") if row[name]]
     reasons = [f"{name} {row[name]}" for name in ("truncation_reason", "finish_reason") if row[name]]
@@ -264,7 +264,7 @@ _CAPTURES = {
 """Note on the logprobs of a row by its `capture`; none for the sampler's own logprobs."""
 
 
-def _origin(row: dict[str, Any], *, is_recorded: bool) -> dict[str, str]:
+def origin_of(row: dict[str, Any], *, is_recorded: bool) -> dict[str, str]:
     """Return where a row comes from: group, weights, sampling settings, time and file."""
     last = row["policy_version_last"]
     versions = f"{row['policy_version']}" + (f" to {last}" if last != row["policy_version"] else "")
@@ -350,12 +350,12 @@ def _environment_steps(row: Row, options: PrintOptions) -> Table:
             " ".join(map(str, step["agent_steps"])),
             "-" if step["reward"] is None else number(step["reward"]),
             Text(printable(_shorten(step["next_observation"] or "", options))),
-            _end_of_step(step, row["agent_steps"]),
+            end_of_step(step, row["agent_steps"]),
         )
     return table
 
 
-def _end_of_step(step: Row, agent_steps: Sequence[Row]) -> str:
+def end_of_step(step: Row, agent_steps: Sequence[Row]) -> str:
     ends = [name for name in ("terminated", "truncated") if step[name]]
     reason = dict(step["info"]).get("truncation_reason")
     if reason and step["agent_steps"]:
@@ -378,7 +378,7 @@ def _code_lines(code: list[dict[str, Any]]) -> dict[str, str]:
     return {name: printable(text) for name, text in lines.items()}
 
 
-def _use_text(use: dict[str, Any]) -> str:
+def use_text(use: dict[str, Any]) -> str:
     verdict = "used" if use["used"] else f"dropped by {use['reason']}"
     advantage = (
         "" if use["advantage"] is None else f", advantage {use['advantage']:+.6g}, weight {number(use['weight'])}"
@@ -405,7 +405,7 @@ def _print_group(
             }
         )
     )
-    for part in _conversation(_prompt_of(first["messages"]), options):
+    for part in _conversation(prompt_of(first["messages"]), options):
         console.print(part)
     use_of = {use["rollout_id"]: use for use in reversed(uses)}
     titles = ("", "agent", "rollout (its end)", ">reward", "correct", ">advantage", ">tokens", "finish", "training")
@@ -441,7 +441,7 @@ def _shown_answers(rows: list[dict[str, Any]], options: PrintOptions) -> Iterato
         yield from (("best", scored[-1]), ("worst", scored[0]))
 
 
-def _prompt_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def prompt_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages before the first answer."""
     return list(takewhile(lambda message: message["role"] != "assistant", messages))
 
@@ -490,14 +490,14 @@ def _add_row(tree: Tree, row: Row, rows: Sequence[Row], shown_id: str, advantage
     for step in row["agent_steps"]:
         for call in step["tool_calls"]:
             branch = node.add(Text(_short_call(call), style="magenta"))
-            for child in _children_of(call, children):
+            for child in children_of(call, children):
                 children.remove(child)
                 _add_row(branch, child, rows, shown_id, advantages)
     for child in children:
         _add_row(node, child, rows, shown_id, advantages)
 
 
-def _children_of(call: Row, children: Sequence[Row]) -> list[Row]:
+def children_of(call: Row, children: Sequence[Row]) -> list[Row]:
     """Return the rows of the agent that worked on a task: its first row by the task's text, and those rewritten."""
     task = _task(call)
     first = next((i for i, row in enumerate(children) if task is not None and task == _question(row)), None)

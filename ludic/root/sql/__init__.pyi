@@ -34,6 +34,7 @@ from .query import explain as explain
 from .query import open_result as open_result
 from .query import result_of as result_of
 from .query import to_frame as to_frame
+from .reports import by_column as by_column
 from .reports import components_by_environment as components_by_environment
 from .reports import figure as figure
 from .reports import means as means

@@ -5,6 +5,7 @@ Each file is one SELECT; its first comment says what it gives. Raises QueryError
 (`connect(root, without=...)` leaves it out).
 """
 
+from collections.abc import Sequence
 from string import Template
 from typing import Any
 
@@ -12,9 +13,11 @@ import duckdb
 import pyarrow as pa
 
 from ludic.base import read_packaged
+from ludic.errors import QueryError, similar_names
 from ludic.root.json_records import Folder
 from ludic.root.root import Root
 from ludic.root.sql.connection import open_duckdb
+from ludic.root.sql.library import quote, reason_of
 from ludic.root.sql.query import ask, ask_table
 
 
@@ -30,6 +33,50 @@ def means(keys: str, rows: Folder) -> str:
     """
     text = figure("means_of_examples") if rows == "evals" else figure("means")
     return Template(text).substitute(keys=keys)
+
+
+def by_column(con: duckdb.DuckDBPyConnection, name: str, rows: Folder = "rollouts") -> str:
+    """Return an SQL expression over the relation `rows`, to group by: a column of it, or of the data set.
+
+    name: may come from outside. A column of `rows` is taken first, then a key of the JSON in `example_columns`, then a
+    path of keys, such as meta.level. The value of a key is text; NULL in rows without the key.
+    Raises QueryError, which lists columns and keys, for an unknown name; also for a column of lists, structs or maps.
+    """
+    try:
+        head = con.sql(f"from {rows} limit 0")
+        types = dict(zip(head.columns, head.types, strict=True))
+        if name in types:
+            if types[name].id in _NESTED:
+                raise QueryError(f"column {name!r} holds a {types[name].id} in each row; wanted one value to group by")
+            return '"' + name.replace('"', '""') + '"'
+        for keys in ([name], *([name.split(".")] if "." in name else [])):
+            path = quote("".join(f"/{key.replace('~', '~0').replace('/', '~1')}" for key in keys))
+            # `try`: other programs may have written a text that is not JSON.
+            if con.sql(f"from {rows} where try(json_exists(example_columns, {path})) limit 1").fetchall():
+                return f"try(json_extract_string(example_columns, {path}))"
+        found = [key for (key,) in con.sql(Template(_KEYS).substitute(rows=rows)).fetchall()]
+    except (duckdb.Error, UnicodeEncodeError) as error:
+        raise QueryError(f"column {name!r}: {reason_of(error)}") from error
+    plain = [column for column, type_ in types.items() if type_.id not in _NESTED]
+    raise QueryError(_unknown_column(name, found, plain, rows))
+
+
+_NESTED = ("list", "array", "struct", "map")
+_MOST_KEYS, _SHOWN_KEY = 20, 40
+_KEYS = """
+select distinct unnest(try(json_keys(example_columns))) as key
+from (select distinct example_columns from $rows)
+order by key
+"""
+
+
+def _unknown_column(name: str, keys: Sequence[str], columns: Sequence[str], rows: Folder) -> str:
+    close = similar_names(name, [*keys, *columns])
+    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ";"
+    shown = [key if key.isprintable() and len(key) <= _SHOWN_KEY else repr(key[:_SHOWN_KEY]) for key in keys]
+    others = f" and {len(keys) - _MOST_KEYS:,} others" if len(keys) > _MOST_KEYS else ""
+    of_data = f"has the columns {', '.join(shown[:_MOST_KEYS])}{others}" if keys else "has no further columns here"
+    return f"column {name!r} is unknown{hint} the data set {of_data}; {rows} have {', '.join(columns)}"
 
 
 def means_of_evaluation(rows: pa.Table) -> list[dict[str, Any]]:

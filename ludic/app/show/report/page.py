@@ -9,16 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
 from html import escape
-from importlib import resources
 from typing import Any
 
 import duckdb
-import jinja2
 
 from ludic.app.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
-from ludic.app.show.report.plots import Figure, Mark, Series, draw
+from ludic.app.show.figures import evaluation_figures, read_figures
+from ludic.app.show.html import templates
+from ludic.app.show.report.plots import draw
 from ludic.app.show.stats import (
     OTHER_SETTINGS,
     describe_lost,
@@ -28,24 +27,20 @@ from ludic.app.show.stats import (
     means_frames,
 )
 from ludic.app.show.watch import stored_diagnostics
-from ludic.base import LUDIC, Frame, Part, Result, installed_version, local_path, number, open_sink, size, sparkline
-from ludic.base.results import printable
+from ludic.base import LUDIC, Frame, Part, Result, installed_version, local_path, open_sink, size, sparkline
 from ludic.errors import ConfigError
 from ludic.eval import DIFFERENCE, Chosen, MeasureConfig, numbers, stored_versions
 from ludic.eval import compare as comparing
 from ludic.records import Row, comparable_reward
 from ludic.root import Root, newest_attempt
-from ludic.root.rows import POPULATIONS, Folder
+from ludic.root.rows import Folder
 from ludic.root.sql import (
     Connections,
     ask,
-    components_by_environment,
     figure,
-    means,
     read_reports,
-    steps_by_environment,
 )
-from ludic.run import Diagnostic, is_recorded_run, run_of
+from ludic.run import is_recorded_run, run_of
 
 MessageValues = Mapping[str, Any]
 
@@ -98,7 +93,7 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
     with Connections() as connections:
         con = connections.to(root)
         diagnostics = stored_diagnostics(root, ask(con, root, figure("newest_metrics")))
-        figures = step_figures(con, root, diagnostics)
+        figures = [draw(data) for data in read_figures(con, root, diagnostics)]
         reports = {name: table.to_pylist() for name, table in read_reports(con, root).items()}
         found = evaluation_section(connections, root, versions, measure)
         return {
@@ -156,24 +151,7 @@ def _compare(
 
 def render(values: dict[str, Any]) -> str:
     """Return the page."""
-    return _template().render(values).lstrip()
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
-    )
-    environment.filters["number"] = number
-    text = resources.files("ludic.app.show.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(text)
-
-
-def _shown(value: Any) -> Any:
-    """Spell out control characters of a text before it is escaped; show None as a dash."""
-    if value is None:
-        return "-"
-    return printable(value) if type(value) is str else value  # Markup is a subclass, and is already escaped
+    return templates("report").get_template("page.html.j2").render(values).lstrip()
 
 
 # --- Training: plots of steps, warnings, errors, and the best and the worst groups -----------------------------------
@@ -185,156 +163,6 @@ _FEW_ENVIRONMENTS = 4
 _MOST_ERRORS = 8
 _CURVE_WIDTH = 30
 """Characters of a curve in a table."""
-
-# Title, unit, note, and columns of the metrics by their names in the figure.
-_FIGURES: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
-    ("Reward", f"mean of a step's {POPULATIONS['reward_mean']}", "", {"reward": "reward_mean"}),
-    (
-        "Response length",
-        f"tokens, mean of a step's {POPULATIONS['response_length_mean']}",
-        "",
-        {"length": "response_length_mean"},
-    ),
-    ("Loss", "of a step", "", {"loss": "loss"}),
-    ("Entropy", "nats per token", "", {"entropy": "entropy"}),
-    ("KL to the reference model", "nats per token", "", {"KL": "reference_kl"}),
-    (
-        "Mismatch of sampler and trainer",
-        "nats per token",
-        "KL of the sampler's logprobs to the trainer's, by the estimators k3 and k1. It grows with off-policy steps.",
-        {"k3": "sampler_kl", "k1": "sampler_kl_k1"},
-    ),
-    (
-        "Importance ratio",
-        "trainer's over sampler's probability",
-        "",
-        {"1st percentile": "ratio_p01", "mean": "ratio_mean", "99th percentile": "ratio_p99"},
-    ),
-    ("Clipped tokens", "share of a step's tokens", "", {"clipped": "clip_fraction"}),
-    (
-        "Lag",
-        "off-policy steps",
-        "Versions between the weights that sampled and those that train.",
-        {"mean": "off_policy_steps_mean", "highest": "off_policy_steps_max"},
-    ),
-    ("Throughput", "tokens per second", "", {"trained": "tokens_per_s", "sampled": "sampled_tokens_per_s"}),
-    ("Time of a step", "seconds", "", {"step": "step_s", "waiting for rollouts": "wait_s"}),
-    ("Gradient norm", "before clipping", "", {"norm": "grad_norm"}),
-    (
-        "Balance of experts",
-        "tokens of the most chosen expert over the mean of its layer",
-        "Of the most uneven layer; 1 if all experts are chosen alike.",
-        {"imbalance": "expert_imbalance"},
-    ),
-)
-
-
-def _marks(diagnostics: Sequence[Diagnostic], env_name: str | None = None) -> list[Mark]:
-    """Return a mark for each step at which diagnostics begin, with their numbers in the list of warnings.
-
-    env_name: leaves out the diagnostics of other environments.
-    """
-    numbers: dict[int, list[int]] = {}
-    for index, diagnostic in enumerate(diagnostics, 1):
-        is_of_it = env_name is None or diagnostic.env_name in (None, env_name)
-        if is_of_it and diagnostic.since is not None and diagnostic.since.step is not None:
-            numbers.setdefault(diagnostic.since.step, []).append(index)
-    return [
-        Mark(
-            x=step,
-            label=", ".join(map(str, of_step)),
-            text="\n".join(str(diagnostics[index - 1]) for index in of_step),
-        )
-        for step, of_step in numbers.items()
-    ]
-
-
-def step_figures(con: duckdb.DuckDBPyConnection, root: Root, diagnostics: Sequence[Diagnostic] = ()) -> list[Figure]:
-    """Return the plots of gradient steps, without steps that a later attempt has replaced; [] if there are none.
-
-    diagnostics: in the order of their numbers; plots mark the steps at which they begin.
-    """
-    marks = _marks(diagnostics)
-    rows = ask(con, root, figure("steps"))
-    if not rows:
-        return []
-    figures = [
-        draw(
-            title,
-            unit,
-            "step",
-            [Series(name=name, values={row["step"]: row[column] for row in rows}) for name, column in columns.items()],
-            note=note,
-            marks=marks,
-        )
-        for title, unit, note, columns in _FIGURES
-    ]
-    by_environment = [
-        *_environment_figures(steps_by_environment(con, root), marks),
-        *_component_figures(components_by_environment(con, root), diagnostics),
-        *_accuracy(con, root),
-    ]
-    return [*figures[:2], *by_environment, *figures[2:], _drops(ask(con, root, figure("outcomes_by_step")))]
-
-
-# Title, unit, and column of steps_by_environment.
-_BY_ENVIRONMENT: Sequence[tuple[str, str, str]] = (
-    ("Reward by environment", f"mean of a step's {POPULATIONS['reward_mean']}", "reward_mean"),
-    (
-        "Response length by environment",
-        f"tokens, mean of a step's {POPULATIONS['reward_mean']}",
-        "response_length_mean",
-    ),
-    ("Groups with a signal", "share of a step's groups whose rewards differ", "signal"),
-    ("Truncated", f"share of a step's {POPULATIONS['reward_mean']}", "truncated_fraction"),
-    ("Failed", f"share of a step's {POPULATIONS['reward_mean']}", "error_fraction"),
-)
-
-
-def _environment_figures(rows: Sequence[Row], marks: Sequence[Mark]) -> Iterator[Figure]:
-    """Yield plots with a line for each environment; of one environment those that no other plot shows."""
-    has_several = len({row["env_name"] for row in rows}) > 1
-    for title, unit, column in _BY_ENVIRONMENT if has_several else _BY_ENVIRONMENT[2:]:
-        yield draw(title, unit, "step", _by_environment(rows, "step", column), marks=marks)
-
-
-def _component_figures(rows: Sequence[Row], diagnostics: Sequence[Diagnostic]) -> Iterator[Figure]:
-    """Yield a plot for each environment whose rewards have components, with a line for each component."""
-    for env_name in dict.fromkeys(row["env_name"] for row in rows):
-        own = [row for row in rows if row["env_name"] == env_name]
-        lines = [
-            Series(name=name, values={row["step"]: row["value_mean"] for row in own if row["component"] == name})
-            for name in dict.fromkeys(row["component"] for row in own)
-        ]
-        unit = f"mean of a step's {POPULATIONS['reward_mean']}"
-        title = f"Components of the reward in {env_name}"
-        yield draw(title, unit, "step", lines, marks=_marks(diagnostics, env_name))
-
-
-def _accuracy(con: duckdb.DuckDBPyConnection, root: Root) -> Iterator[Figure]:
-    """Yield a plot of the share of correct answers, if environments say which ones are."""
-    rows = ask(con, root, means("version, env_name", "rollouts"))
-    if any(row["accuracy"] is not None for row in rows):
-        series = _by_environment(rows, "version", "accuracy")
-        yield draw("Correct answers", "share of a version's rollouts", "version", series)
-
-
-def _by_environment(rows: Sequence[Row], x: str, column: str) -> list[Series]:
-    names = list(dict.fromkeys(row["env_name"] for row in rows))
-    return [
-        Series(name=name, values={row[x]: row[column] for row in rows if row["env_name"] == name}) for name in names
-    ]
-
-
-def _drops(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    steps = sorted({row["step"] for row in rows})
-    counts = {(row["step"], row["outcome"]): row["num_rollouts"] for row in rows}
-    outcomes = list(dict.fromkeys(row["outcome"] for row in rows))
-    series = [
-        Series(name=outcome, values={step: counts.get((step, outcome), 0) for step in steps}) for outcome in outcomes
-    ]
-    note = "" if any(outcome != "used" for outcome in outcomes) else "No rollout was dropped."
-    return draw("Rollouts used and dropped", "rollouts per step", "step", series, note=note)
 
 
 def training_tables(reports: Mapping[str, Sequence[Row]], errors: Sequence[Row]) -> Iterator[Frame]:
@@ -449,10 +277,9 @@ def evaluation_section(
     chosen = stored_versions(connections.to(root), root, versions)
     if not chosen:
         return None
-    found = numbers(root, config, Chosen(versions=chosen), connections=connections)
+    found = numbers(root, config, Chosen(versions=chosen), con=connections.to(root))
     shown = Evaluation(url=root.url, numbers=found, confidence=config.confidence)
-    measures = [{**row, "title": measure_title(row)} for row in found.rows]
-    figures = list(_measure_figures(measures, config.confidence))
+    figures = [draw(data) for data in evaluation_figures(found.rows, config.confidence)]
     tables = {part.name: part for part in shown.parts() if isinstance(part, Frame)}
     of = tables["measures"]
     added = ("num_examples", *(["evaluation"] if "evaluation" not in of.shown else []))
@@ -521,29 +348,6 @@ def _answers(
     found = ask(con, root, figure("answers_nearest_mean"), {**params, "examples": own_ids})
     texts = read_conversations(con, root, "evals", {each["rollout_id"]: each["version"] for each in found})
     return {each["env_example_id"]: {**each, "messages": texts.get(each["rollout_id"], [])} for each in found}
-
-
-def _measure_figures(rows: Sequence[Row], confidence: float) -> Iterator[Figure]:
-    """Yield a plot over versions for each measure that changes, with a line for each environment and evaluation."""
-    evaluations = {(row["env_name"], row["evaluation"]) for row in rows}
-    has_several = len(evaluations) > len({env for env, _ in evaluations})
-    for title in dict.fromkeys(row["title"] for row in rows):
-        of_measure = [row for row in rows if row["title"] == title]
-        if len({row["estimate"] for row in of_measure}) < 2 or len({row["policy_version"] for row in of_measure}) < 2:
-            continue
-        lines: dict[str, list[Row]] = {}
-        for row in of_measure:
-            name = f"{row['env_name']} {row['evaluation'] or 'imported'}" if has_several else row["env_name"]
-            lines.setdefault(name, []).append(row)
-        series = [
-            Series(
-                name=name,
-                values={row["policy_version"]: row["estimate"] for row in of_line},
-                intervals={row["policy_version"]: (row["low"], row["high"]) for row in of_line},
-            )
-            for name, of_line in lines.items()
-        ]
-        yield draw(title, f"mean over examples, {100 * confidence:g}% intervals", "version", series)
 
 
 # --- Conversations, cut to a length that a page can show -------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Convert series of numbers to figures: lines in SVG units, ticks, and tables of the same numbers. Pure.
+"""Draw the numbers of a figure: lines in SVG units, ticks, and tables of the same numbers. Pure.
 
 Values that are missing or not finite are left out and counted. Long series are drawn as means of consecutive points.
 """
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from ludic.app.show.figures import FigureData, Series, Values
 from ludic.base import NOT_ESTIMATED, number, plural
 
 WIDTH, HEIGHT = 420, 200
@@ -17,30 +18,6 @@ _MOST_POINTS = 120
 _MOST_DOTS = 40
 """Lines of up to this many points are drawn with a dot at each."""
 _DIGITS = 4
-
-Values = Mapping[float, float | None]
-"""Values by x."""
-ErrorBar = tuple[float | None, float | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """One line of a plot."""
-
-    name: str
-    values: Values
-    intervals: Mapping[float, ErrorBar] | None = None
-    """Lower and upper bound by x; None for values without intervals."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """A vertical line at an x, with a short label."""
-
-    x: float
-    label: str
-    text: str
-    """Text that a pointer over it shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +37,7 @@ class PlotLine:
 class Figure:
     """A drawing, and the tables of its numbers."""
 
+    name: str
     title: str
     unit: str
     x_name: str
@@ -78,34 +56,33 @@ class Figure:
     """True if the figure has values, and all of them are 0."""
 
 
-def draw(
-    title: str, unit: str, x_name: str, series: Sequence[Series], *, note: str = "", marks: Sequence[Mark] = ()
-) -> Figure:
-    """Draw series of values in one unit. A figure without any finite value has no lines.
+def draw(data: FigureData) -> Figure:
+    """Draw a figure's numbers. One without any finite value has no lines.
 
-    marks: those after the first x and up to the last one are drawn.
+    Marks after the first x and up to the last one are drawn.
     """
-    finite = [(each, _finite(each.values)) for each in series]
+    finite = [(each, _finite(each.values)) for each in data.series]
     shown = [(each, values) for each, values in finite if values]
     num_left_out = sum(len(each.values) - len(values) for each, values in shown)
     bins = _bins(sorted({x for _, values in shown for x in values}))
     binned = [(each, _means(values, bins)) for each, values in shown]
     scale = _Scale.of(binned)
-    notes = [note] if note else []
+    notes = [*data.notes]
     if bins and len(bins[0]) > 1:
         notes.append(f"Each point is the mean of {len(bins[0])} values.")
     if num_left_out:
         notes.append(f"{plural(num_left_out, 'value')} left out: missing, or not finite.")
     return Figure(
-        title=title,
-        unit=unit,
-        x_name=x_name,
+        name=data.name,
+        title=data.title,
+        unit=data.unit,
+        x_name=data.x_name,
         lines=[_line(each, values, scale) for each, values in binned],
-        marks=[(f"{scale.x(mark.x):.1f}", mark.label, mark.text) for mark in marks if scale.holds(mark.x)],
+        marks=[(f"{scale.x(mark.x):.1f}", mark.label, mark.text) for mark in data.marks if scale.holds(mark.x)],
         x_ticks=[(f"{scale.x(tick):.1f}", _text(tick)) for tick in _ticks(*scale.xs, whole=True)],
         y_ticks=[(f"{scale.y(tick):.1f}", _text(tick)) for tick in _ticks(*scale.ys)],
         summary=[_summary(each.name, values) for each, values in shown],
-        header=[x_name, *(name for each, _ in binned for name in _names(each))],
+        header=[data.x_name, *(name for each, _ in binned for name in _names(each))],
         rows=[_row(x, binned) for x in sorted({x for _, values in binned for x in values})],
         notes=notes,
         is_zero=bool(shown) and not any(value for _, values in shown for value in values.values()),

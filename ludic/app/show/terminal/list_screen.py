@@ -21,7 +21,7 @@ from textual.suggester import SuggestFromList
 from textual.widgets import DataTable, Footer, Input, Static
 from textual.worker import get_current_worker
 
-from ludic.app.show.terminal.data import TEXTS, Listing, Order, RunData, answers, groups, quote_name, rollouts, versions
+from ludic.app.show.data import TEXTS, Listing, Order, RunData, answers, groups, quote_name, rollouts, versions
 from ludic.base import ColumnFormat, column_format
 from ludic.base.printable import printable
 from ludic.errors import LudicError, one_line

@@ -15,7 +15,7 @@ from textual.screen import Screen
 from textual.widgets import Footer, Static
 from textual.worker import get_current_worker
 
-from ludic.app.show.terminal.data import RolloutTable, rollouts
+from ludic.app.show.data import RolloutTable, rollouts
 from ludic.app.show.terminal.list_screen import ROLLOUT_KEYS, LabelForm, ListScreen, Viewer
 from ludic.app.show.transcript import Color, Lookup, PrintOptions, rollout_parts
 from ludic.base import number

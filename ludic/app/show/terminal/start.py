@@ -1,7 +1,6 @@
 """Start the viewer in this terminal, in browsers, or for one picture. Raises ConfigError, UnknownIdError."""
 
 import asyncio
-import os
 import re
 import sys
 from dataclasses import replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ludic.app.show.lookup import look_up
 from ludic.app.show.terminal.options import ViewOptions
-from ludic.base import end_with_parent, local_path, require
+from ludic.base import local_path, require
 from ludic.errors import ConfigError
 from ludic.root import Root
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 _PICTURE_SIZE = (124, 36)
 _FONT_FACES = re.compile(r"@font-face\s*\{[^}]*\}")
-_IN_BROWSER = "TEXTUAL_DRIVER"
-"""Environment variable that textual-serve sets for the process of a page."""
 _TITLE = "ludic view"
 
 
@@ -31,13 +28,11 @@ def view_run(root: Root, options: ViewOptions) -> None:
         found = look_up(root, options.rollout_id, "rollout").record.rollout_id
         options = replace(options, rollout_id=found)
     if options.web:
-        require("textual_serve", "view", "the viewer in a browser")
-        from ludic.app.show.terminal.web import serve
+        require("uvicorn", "view", "the viewer in a browser")
+        from ludic.app.show.web.server import serve
 
         serve(root, options)
         return
-    if _IN_BROWSER in os.environ:
-        end_with_parent()
     from ludic.app.show.terminal.app import ViewApp
 
     app = ViewApp(root, rollout_id=options.rollout_id, author=options.author)
@@ -53,10 +48,8 @@ def view_run(root: Root, options: ViewOptions) -> None:
 
 
 def has_terminal() -> bool:
-    """Return whether the viewer can open: in a terminal, or as the process of a page in a browser."""
-    return _IN_BROWSER in os.environ or all(
-        stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
-    )
+    """Return whether the viewer can open."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 async def draw(app: "ViewApp", *keys: str) -> str:

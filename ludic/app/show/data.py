@@ -1,4 +1,4 @@
-"""Read the data of the viewer's screens: lists by SQL over the views of a run, single rollouts, and labels.
+"""Read the data of the viewers, in a terminal and as web pages: lists by SQL, single rollouts, and labels.
 
 A list selects few columns and no tokens, so that it opens fast; texts are read a page at a time. The user's predicate
 and order may name every column of its relation; they are part of a query that may only read (ludic.root.sql.query).
@@ -6,18 +6,21 @@ and order may name every column of its relation; they are part of a query that m
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import duckdb
 import polars as pl
+import pyarrow as pa
 
 from ludic.app.show.lookup import look_up
 from ludic.app.show.stats import FRACTIONS
 from ludic.app.show.transcript import Lookup, TokenReader, load_token_reader
 from ludic.app.show.watch import stored_diagnostics
+from ludic.errors import QueryError
 from ludic.records import WITHOUT_LOGPROBS
 from ludic.root import Root
 from ludic.root.rows import LABEL, put_label
@@ -222,16 +225,26 @@ _MOST_LOG_RATIO = 20.0
 
 
 class RunData:
-    """The data of one run for the screens.
+    """The data of one run for the viewers.
 
-    Reads the root through one sealed connection, which lets users' predicates only read. Threads may share it; a query
-    waits for the previous one. Raises QueryError for a wrong predicate, UnknownIdError, StoreError.
+    Reads the root through one sealed connection, which lets users' predicates only read. Threads may share it; each
+    query has a cursor of its own, so none waits for another. Raises QueryError for a wrong predicate, UnknownIdError,
+    StoreError.
     """
 
     def __init__(self, root: Root, author: str | None = None) -> None:
         self.root, self._author = root, author
+        self._opened = _Opened(root)
         self._lock = threading.Lock()
-        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._running: set[duckdb.DuckDBPyConnection] = set()
+        self._stopped_by = ""
+        """Reason of the last `stop`."""
+
+    def session(self) -> "RunData":
+        """Return the same data for one caller, whose queries `stop` ends alone."""
+        session = RunData(self.root, self._author)
+        session._opened = self._opened
+        return session
 
     def rows(self, listing: Listing, where: str, order: Order) -> pl.DataFrame:
         """Return the first MOST_ROWS rows of a list that a SQL predicate chooses, in an order."""
@@ -252,48 +265,67 @@ class RunData:
 
     def ask(self, query: str, params: Mapping[str, Any]) -> pl.DataFrame:
         """Return the rows of a query that may only read."""
-        with self._lock:
-            with result_of(self._connected(), [self.root], query, params) as reader:
-                return to_frame(reader)
+        with self.stream(query, params) as reader:
+            return to_frame(reader)
 
-    def _connected(self) -> duckdb.DuckDBPyConnection:
-        """Return the connection; the caller holds the lock."""
-        if self._connection is None:
-            self._connection = connect(self.root, sealed=True)
-        return self._connection
+    @contextmanager
+    def stream(self, query: str, params: Mapping[str, Any]) -> Iterator[pa.RecordBatchReader]:
+        """Yield the rows of a query that may only read as a stream, open until the block ends."""
+        try:
+            with self.reading() as con, result_of(con, [self.root], query, params) as reader:
+                yield reader
+        except QueryError as error:
+            if self._stopped_by and isinstance(error.__cause__, duckdb.InterruptException):
+                raise QueryError(f"the query was stopped: {self._stopped_by}") from error
+            raise
+
+    @contextmanager
+    def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Yield a connection for ludic's own queries, which `stop` ends."""
+        with self._opened.connection().cursor() as con:
+            with self._lock:
+                self._running.add(con)
+            try:
+                yield con
+            finally:
+                with self._lock:
+                    self._running.discard(con)
 
     def diagnostics(self) -> list[str]:
         """Return the diagnostics of the run, and since when, in the words of `ludic watch`."""
-        with self._lock:
-            rows = ask(self._connected(), self.root, figure("newest_metrics"))
+        with self.reading() as con:
+            rows = ask(con, self.root, figure("newest_metrics"))
         return list(map(str, stored_diagnostics(self.root, rows)))
 
-    def stop(self) -> None:
-        """End the query that is running; its caller gets a QueryError."""
-        if self._connection is not None:
-            self._connection.interrupt()
+    def stop(self, reason: str = "") -> None:
+        """End the queries that are running; their callers get a QueryError, with this reason if there is one."""
+        with self._lock:
+            self._stopped_by = reason
+            for con in self._running:
+                con.interrupt()
 
     def refresh(self) -> None:
         """Let later queries show rollouts that are stored by then."""
-        with self._lock:
-            if self._connection is not None:
-                refresh(self._connection)
+        refresh(self._opened.connection())
 
-    def find(self, rollout_id: str) -> Lookup:
-        """Return a rollout, whose row also has lists of ratios and token_advantages if training stored them."""
+    def find(self, rollout_id: str, *, trained: bool = True) -> Lookup:
+        """Return a rollout, or one that the end of its id identifies.
+
+        trained: its row also has lists of `ratios` and `token_advantages`, if training stored them.
+        """
         version = self._version_of(rollout_id)
-        with self._lock:
-            found = look_up(self.root, rollout_id, "rollout", con=self._connected(), version=version)
+        with self.reading() as con:
+            found = look_up(self.root, rollout_id, "rollout", con=con, version=version)
         row = found.rows[0]
-        trained = (
-            self.ask(figure("trained_tokens_of_rollout"), {"id": row["rollout_id"]}).to_dicts() if found.uses else []
-        )
-        if not trained:
+        if not (trained and found.uses):
             return found
-        logprobs = trained[0]["trainer_logprobs"] or []
+        tokens = self.ask(figure("trained_tokens_of_rollout"), {"id": row["rollout_id"]}).to_dicts()
+        if not tokens:
+            return found
+        logprobs = tokens[0]["trainer_logprobs"] or []
         sampled_with = () if row["capture"] in WITHOUT_LOGPROBS else row["response_logprobs"]
         ratios = [_ratio(*pair) for pair in zip(logprobs, sampled_with, strict=False)]
-        return replace(found, rows=[row | {"ratios": ratios, "token_advantages": trained[0]["token_advantages"]}])
+        return replace(found, rows=[row | {"ratios": ratios, "token_advantages": tokens[0]["token_advantages"]}])
 
     def _version_of(self, rollout_id: str) -> int | None:
         """Return the partition of a rollout in a bucket, whose listings are slow; None on a disk, or if it is new."""
@@ -311,9 +343,28 @@ class RunData:
         root = Root.open(self.root.url, writable=True)
         put_label(root, rollout_id, _as_mark(mark.strip()), note.strip() or None, name=name, author=self._author)
 
+    @property
+    def token_reader(self) -> TokenReader:
+        return self._opened.token_reader
+
+
+class _Opened:
+    """What the sessions of a run share: its connection and its token reader, each opened when it is needed."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._connection: duckdb.DuckDBPyConnection | None = None
+
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        with self._lock:
+            if self._connection is None:
+                self._connection = connect(self._root, sealed=True)
+            return self._connection
+
     @cached_property
     def token_reader(self) -> TokenReader:
-        return load_token_reader(self.root)
+        return load_token_reader(self._root)
 
 
 def _as_mark(text: str) -> float | str | None:
