@@ -338,10 +338,13 @@ class RunData:
         """Return the labels of a rollout, oldest first."""
         return self.ask(figure("labels_of_rollout"), {"id": rollout_id}).to_dicts()
 
-    def label(self, rollout_id: str, mark: str, note: str, name: str = LABEL) -> None:
-        """Store a label. mark: read as a number if it is one; an empty mark and note withdraw the label."""
+    def label(self, rollout_id: str, mark: str, note: str, name: str = LABEL, author: str | None = None) -> None:
+        """Store a label. mark: read as a number if it is one; an empty mark and note withdraw the label.
+
+        author: None is the author of this viewer, or else the user of this machine.
+        """
         root = Root.open(self.root.url, writable=True)
-        put_label(root, rollout_id, _as_mark(mark.strip()), note.strip() or None, name=name, author=self._author)
+        put_label(root, rollout_id, _as_mark(mark.strip()), note.strip() or None, name=name, author=author or self._author)
 
     @property
     def token_reader(self) -> TokenReader:

@@ -236,14 +236,15 @@ def _summary(row: dict[str, Any], uses: Sequence[dict[str, Any]]) -> dict[str, s
     return {name: value for name, value in lines.items() if value}
 
 
-def _cause(row: Row) -> str | None:
+def cause_of(row: Row) -> str | None:
+    """Return why a row's last answer ended; see ludic.records.ended_by."""
     return ended_by(row["truncation_reason"], row["finish_reason"], row["parse_error"])
 
 
 def _other_causes(row: Row) -> list[str]:
     """Return problems of answers besides the end: parse failures, and cut answers before the last."""
     if row["incomplete_completion"]:
-        return [] if _cause(row) == MAX_TOKENS else ["an answer was cut at max_tokens"]
+        return [] if cause_of(row) == MAX_TOKENS else ["an answer was cut at max_tokens"]
     return ["parse error"] if row["parse_error"] else []
 
 
@@ -251,7 +252,7 @@ def end_in_full(row: Row) -> str:
     """Return how the episode and its last answer ended; a cause is named once."""
     flags = [name for name in ("terminated", "truncated") if row[name]]
     reasons = [f"{name} {row[name]}" for name in ("truncation_reason", "finish_reason") if row[name]]
-    if (cause := _cause(row)) == MAX_TOKENS:
+    if (cause := cause_of(row)) == MAX_TOKENS:
         flags, reasons = [name for name in flags if name == "terminated"], [f"cut at {cause}"]
     return ", ".join([*flags, *reasons, *_other_causes(row)])
 
@@ -447,10 +448,7 @@ def prompt_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _group_line(row: dict[str, Any], use: dict[str, Any] | None) -> list[Text]:
-    ends = row["error"] or _cause(row)
-    training = "not considered" if use is None else f"step {use['step']}" if use["used"] else use["reason"]
-    if use is not None and use["superseded"]:  # by each of its uses, since superseded ones are last
-        training = f"superseded, {training}"
+    ends = row["error"] or cause_of(row)
     advantage = use["advantage"] if use else None
     values = [
         str(row["group_index"]),
@@ -461,9 +459,17 @@ def _group_line(row: dict[str, Any], use: dict[str, Any] | None) -> list[Text]:
         "-" if advantage is None else f"{advantage:+.4g}",
         str(row["response_length"]),
         ends or "-",
-        training,
+        fate_of(use),
     ]
     return [cell(value, most=30) for value in values]
+
+
+def fate_of(use: dict[str, Any] | None) -> str:
+    """Return what training did with a row in its first use: the step, or the reason of its drop."""
+    if use is None:
+        return "not considered"
+    fate = f"step {use['step']}" if use["used"] else str(use["reason"])
+    return f"superseded, {fate}" if use["superseded"] else fate  # by each of its uses, since superseded ones are last
 
 
 # --- An episode of several rows as a tree: agents, their tools, delegated tasks, and credit ------------
@@ -499,7 +505,7 @@ def _add_row(tree: Tree, row: Row, rows: Sequence[Row], shown_id: str, advantage
 
 def children_of(call: Row, children: Sequence[Row]) -> list[Row]:
     """Return the rows of the agent that worked on a task: its first row by the task's text, and those rewritten."""
-    task = _task(call)
+    task = task_of(call)
     first = next((i for i, row in enumerate(children) if task is not None and task == _question(row)), None)
     if first is None:
         return []
@@ -509,7 +515,7 @@ def children_of(call: Row, children: Sequence[Row]) -> list[Row]:
     return list(children[first:last])
 
 
-def _task(call: Row) -> str | None:
+def task_of(call: Row) -> str | None:
     try:
         arguments = read_json(call["arguments"])
     except (ValueError, RecursionError):
@@ -539,8 +545,8 @@ def _headline(row: Row, advantage: float | None) -> str:
 def _end_of(row: Row) -> str:
     if row["error"]:
         return f"failed: {left_out(row['error'], _TREE_EXCERPT)}"
-    is_limited = row["truncated"] or _cause(row) == MAX_TOKENS
-    end = "terminated" if row["terminated"] else (_cause(row) if is_limited else None) or "not ended"
+    is_limited = row["truncated"] or cause_of(row) == MAX_TOKENS
+    end = "terminated" if row["terminated"] else (cause_of(row) if is_limited else None) or "not ended"
     return ", ".join([end, *_other_causes(row)])
 
 
