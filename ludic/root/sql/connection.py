@@ -9,7 +9,7 @@ error, unless it is left out by name.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from typing import Any, Protocol, Self, TypeGuard
@@ -118,9 +118,11 @@ def connect(
 
 
 class Connections:
-    """Connections to roots, each opened once, by URL; as a context manager, it closes them."""
+    """Connections to roots, each opened once, by URL; as a context manager, it closes those that it opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, lent: Mapping[str, duckdb.DuckDBPyConnection] | None = None) -> None:
+        """lent: open connections by the URL of their root, which stay open."""
+        self._lent = dict(lent or {})
         self._opened: dict[str, duckdb.DuckDBPyConnection] = {}
 
     def __enter__(self) -> Self:
@@ -132,6 +134,8 @@ class Connections:
 
     def to(self, root: Root) -> duckdb.DuckDBPyConnection:
         """Return the connection to one root."""
+        if root.url in self._lent:
+            return self._lent[root.url]
         if root.url not in self._opened:
             self._opened[root.url] = connect(root)
         return self._opened[root.url]
