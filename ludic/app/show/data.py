@@ -27,7 +27,7 @@ from ludic.root.rows import LABEL, put_label
 from ludic.root.sql import ask, connect, figure, means, quote, refresh, result_of, texts, to_frame
 
 RolloutTable = Literal["rollouts", "evals"]
-RowLevel = Literal["version", "group", "rollout"]
+RowLevel = Literal["version", "environment", "example", "group", "rollout"]
 
 _END = "ended_by(truncation_reason, finish_reason, parse_error) as ended_by"
 TEXTS = ("prompt", "answer")
@@ -58,12 +58,16 @@ _GROUP_COLUMNS = (
     "reward_std",
     "num_rollouts",
     "num_scored",
+    "version",
+    "env",
     "response_length_mean",
     "num_incomplete_completions",
     "num_unparsed",
     "num_at_other_limits",
     "num_errors",
 )
+_KEPT_MEANS = ("num_rollouts", "num_groups", "reward_mean", "response_length_mean")
+_MEANS = ("num_rollouts", "num_groups", "reward_mean", "accuracy", "response_length_mean", *FRACTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +106,28 @@ class Listing:
     table: RolloutTable = "rollouts"
 
     @property
+    def text_id(self) -> str:
+        """Column with the id of the rollout or group whose texts a row shows."""
+        return "rollout_id" if self.kind == "example" else self.columns[0]
+
+    @property
     def stored(self) -> tuple[str, ...]:
         """Columns of the rows, without texts."""
         return tuple(name for name in self.columns if name not in TEXTS)
 
-    def query(self, where: str, order: Order, limit: int) -> str:
-        """Return the SQL of the first rows that a predicate chooses; an empty one chooses all."""
+    def query(self, where: str, order: Order, limit: int | None, more: str = "", offset: int = 0) -> str:
+        """Return the SQL of the first rows that a predicate chooses; an empty one chooses all.
+
+        more: expressions of further columns. offset: rows to leave out before them.
+        """
         # The user's texts have their own lines, so that a comment at their end does not hide a parenthesis.
         direction = "desc" if order.descending else "asc"
+        columns = ", ".join([*map(quote_name, self.stored), *([more] if more else [])])
+        part = "" if limit is None else f" limit {limit} offset {offset}"
         return (
-            f"select {', '.join(map(quote_name, self.stored))} from (\n{self.relation}\n) as listed "  # noqa: S608
+            f"select {columns} from (\n{self.relation}\n) as listed "  # noqa: S608
             f"where (\n{where or 'true'}\n) order by (\n{order.by}\n) {direction} nulls last, "
-            f"{quote_name(self.columns[0])} limit {limit}"
+            f"{quote_name(self.columns[0])}{part}"
         )
 
     def count_query(self, where: str) -> str:
@@ -131,33 +145,70 @@ def versions(table: RolloutTable) -> Listing:
         title="versions" if table == "rollouts" else "versions in evals",
         kind="version",
         relation=means("version, env", table),
-        columns=(
-            "version",
-            "env",
-            "num_rollouts",
-            "num_groups",
-            "reward_mean",
-            "accuracy",
-            "response_length_mean",
-            *FRACTIONS,
-        ),
-        kept=("version", "env", "num_rollouts", "num_groups", "reward_mean", "response_length_mean"),
+        columns=("version", "env", *_MEANS),
+        kept=("version", "env", *_KEPT_MEANS),
         order=Order("version", descending=True),
         table=table,
     )
 
 
-def groups(version: int, env: str) -> Listing:
-    """The groups of a version in one environment."""
+def environments(table: RolloutTable) -> Listing:
+    """The environments of rollouts, or of evaluations."""
     return Listing(
-        title=f"groups of version {version}, {env}",
+        title="environments" if table == "rollouts" else "environments in evals",
+        kind="environment",
+        relation=means("env_name", table),
+        columns=("env_name", *_MEANS),
+        kept=("env_name", *_KEPT_MEANS),
+        order=Order("env_name"),
+        table=table,
+    )
+
+
+def examples(**equal: Any) -> Listing:
+    """The examples of rollouts whose columns equal these values: each over all versions that sampled it."""
+    return Listing(
+        title="examples",
+        kind="example",
+        relation=f"select * from (\n{figure('examples')}\n) where {_scope(equal)}",  # noqa: S608
+        columns=(
+            "env_example_id",
+            "env_name",
+            "reward_mean",
+            "first_reward",
+            "last_reward",
+            "accuracy",
+            "wanted",
+            "num_rollouts",
+            "num_groups",
+            "num_versions",
+            "response_length_mean",
+            "num_errors",
+            "rollout_id",
+            "version",
+        ),
+        kept=("env_example_id", "env_name", "reward_mean", "num_rollouts"),
+        order=Order("reward_mean"),
+        params=equal,
+    )
+
+
+def groups(**equal: Any) -> Listing:
+    """The groups whose columns equal these values, such as version and env."""
+    named = ", ".join(f"{name} {value}" for name, value in equal.items())
+    return Listing(
+        title=f"groups of {named}" if named else "all groups",
         kind="group",
-        relation="select * from groups where version = $version and env = $env",
+        relation=f"select * from groups where {_scope(equal)}",  # noqa: S608
         columns=_GROUP_COLUMNS,
         kept=("group_id", "reward_mean", "prompt"),
         order=Order("created_at"),
-        params={"version": version, "env": env},
+        params=equal,
     )
+
+
+def _scope(equal: Mapping[str, Any]) -> str:
+    return " and ".join(f"{quote_name(name)} = ${name}" for name in equal) or "true"
 
 
 def rollouts(table: RolloutTable, *, title: str = "", with_training: bool = False, **equal: Any) -> Listing:
@@ -166,17 +217,26 @@ def rollouts(table: RolloutTable, *, title: str = "", with_training: bool = Fals
     with_training: also show the newest step that considered each, its advantage, and the filter that dropped it.
     """
     named = title or ", ".join(f"{name} {value}" for name, value in equal.items())
-    scope = " and ".join(f"{quote_name(name)} = ${name}" for name in equal) or "true"
     training = _joined("newest_uses") if with_training else ""
     return Listing(
         title=f"{table} of {named}" if named else f"all {table}",
         kind="rollout",
-        relation=f"select *, {_END} from {table}\n{_joined('marks')}{training}where {scope}",  # noqa: S608
+        relation=f"select *, {_END} from {table}\n{_joined('marks')}{training}where {_scope(equal)}",  # noqa: S608
         columns=_FIRST_COLUMNS + (_TRAINING_COLUMNS if with_training else ()) + _LAST_COLUMNS,
         kept=_KEPT + (_TRAINING_COLUMNS if with_training else ()),
         order=Order("created_at"),
         params=equal,
         table=table,
+    )
+
+
+def searched(listing: Listing, text: str) -> Listing:
+    """Return the rollouts of a list one of whose messages holds a text, in upper or lower case."""
+    return replace(
+        listing,
+        relation=f"select * from (\n{listing.relation}\n) as all_of_it where len(list_filter(messages, "  # noqa: S608
+        "lambda message: contains(lower(message.content), lower($search)))) > 0",
+        params={**listing.params, "search": text},
     )
 
 
@@ -255,8 +315,8 @@ class RunData:
         return int(self.ask(listing.count_query(where), listing.params).item())
 
     def texts(self, listing: Listing, rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, str | None]]:
-        """Return the beginnings of question and answer of rows of a list, by the id of the row."""
-        ids = [row[listing.columns[0]] for row in rows]
+        """Return the beginnings of question and answer of rows of a list, by their `text_id`."""
+        ids = [row[listing.text_id] for row in rows]
         versions = sorted({row.get("version", listing.params.get("version")) for row in rows})
         tables: Sequence[RolloutTable] = ("rollouts", "evals") if "found_in" in listing.columns else (listing.table,)
         queries = [figure("texts_of_groups")] if listing.kind == "group" else [texts(table) for table in tables]

@@ -270,7 +270,7 @@ class ListScreen(Screen[None]):
         elif self.listing.table == "evals":
             self.app.push_screen(ListScreen(rollouts("evals", version=row["version"], env=row["env"])))
         else:
-            self.app.push_screen(ListScreen(groups(row["version"], row["env"])))
+            self.app.push_screen(ListScreen(groups(version=row["version"], env=row["env"])))
 
     def action_all(self) -> None:
         """Open the rollouts of the version, or of the list of groups, without groups."""

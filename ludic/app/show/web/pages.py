@@ -28,6 +28,7 @@ To add a page, write a function in a module of this folder that answering.py imp
 answering.py runs a page in a thread of its own.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,7 +155,12 @@ class Table:
         ]  # fmt: skip
 
 
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-([0-9a-f]{12})")
+
+
 def _cell(format: Any, value: Any, href: str | None) -> Cell:
+    if isinstance(value, str) and (match := _UUID.fullmatch(value)):
+        return Cell(f"…{match[2]}", "", href, value)  # ids differ most at their end
     text = format.text(value, most=_MOST_CHARACTERS).plain
     is_cut = isinstance(value, str) and len(value) > _MOST_CHARACTERS
     kind = "n" if format.is_number else "text" if isinstance(value, str) and len(text) > 24 else ""
