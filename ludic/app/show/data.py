@@ -404,7 +404,8 @@ class RunData:
         author: None is the author of this viewer, or else the user of this machine.
         """
         root = Root.open(self.root.url, writable=True)
-        put_label(root, rollout_id, _as_mark(mark.strip()), note.strip() or None, name=name, author=author or self._author)
+        author = author or self._author
+        put_label(root, rollout_id, _as_mark(mark.strip()), note.strip() or None, name=name, author=author)
 
     @property
     def token_reader(self) -> TokenReader:

@@ -442,7 +442,7 @@ def _shown_answers(rows: list[dict[str, Any]], options: PrintOptions) -> Iterato
         yield from (("best", scored[-1]), ("worst", scored[0]))
 
 
-def prompt_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def prompt_of[M: Row](messages: Sequence[M]) -> list[M]:
     """Return the messages before the first answer."""
     return list(takewhile(lambda message: message["role"] != "assistant", messages))
 

@@ -25,7 +25,17 @@ from starlette.staticfiles import StaticFiles
 
 from ludic.app.show.html import templates
 from ludic.app.show.lookup import UnknownIdError
-from ludic.app.show.web import lists, overview  # noqa: F401  # add a module of pages here: they register themselves
+from ludic.app.show.web import (  # noqa: F401  # add a module of pages here: they register themselves
+    code,
+    compare,
+    episode,
+    evaluations,
+    example,
+    lists,
+    overview,
+    rollout,
+    training,
+)
 from ludic.app.show.web.pages import PAGES, Answer, Answers, Json, PageRequest, Redirect, Table, menu
 from ludic.app.show.web.site import Site
 from ludic.base import Result, plain_rows, to_plain, write_csv

@@ -31,7 +31,7 @@ class Side:
     href: str
     head: Sequence[Fact]
     best_href: str | None
-    """Address that shows the best other rollout of its group at the other side; None if it is there, or there is none."""
+    """Address with the best other rollout of its group on the other side; None if it is there, or there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def _side(request: PageRequest, found: Sequence[Lookup], index: int) -> Side:
 
 
 def _pairs(request: PageRequest, rows: Sequence[dict[str, Any]], first: int) -> list[ShownPair]:
-    shown = zip_longest(*(shown_messages(request, row, first) for row in rows))
+    shown = zip_longest(shown_messages(request, rows[0], first), shown_messages(request, rows[1], first))
     return [
         ShownPair(messages=messages, **_difference(rows, index, messages))
         for index, messages in enumerate(shown, start=first)

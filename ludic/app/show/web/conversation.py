@@ -1,4 +1,4 @@
-"""Messages, facts and members of a group as the pages show them; long texts as their beginnings, with links to the rest."""
+"""Messages, facts and members of a group as the pages show them; long texts and tables with links to the rest."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,9 +73,7 @@ def shown_text(request: PageRequest, row: Row, name: str, text: str | None) -> S
     return ShownText(text=part.text, num_more=part.num_more, href=href)
 
 
-def shown_messages(
-    request: PageRequest, row: Row, first: int = 0, most: int = MESSAGES_A_PAGE
-) -> list[ShownMessage]:
+def shown_messages(request: PageRequest, row: Row, first: int = 0, most: int = MESSAGES_A_PAGE) -> list[ShownMessage]:
     """Return `most` messages of a row from the message `first` on."""
     return [
         _shown_message(request, row, index, message)

@@ -24,7 +24,9 @@ def episode(request: PageRequest) -> Answer:
         "turns": paged(request, turns, "turn"),
         "rollout_href": request.link("rollout", id=row["rollout_id"]),
     }
-    return Answer("episode.html.j2", values, title=f"Episode …{row['episode_id'][-_ID_DIGITS:]}", tables=[agents, turns])
+    return Answer(
+        "episode.html.j2", values, title=f"Episode …{row['episode_id'][-_ID_DIGITS:]}", tables=[agents, turns]
+    )
 
 
 def agents_table(request: PageRequest, found: Lookup) -> Table:
@@ -50,8 +52,7 @@ def agents_table(request: PageRequest, found: Lookup) -> Table:
     columns = [
         name
         for name in rows[0]
-        if name != "parent_rollout_id"
-        and (name not in ("segment_index", "call") or any(row[name] for row in rows))
+        if name != "parent_rollout_id" and (name not in ("segment_index", "call") or any(row[name] for row in rows))
     ]
     titles = {"action_length": "sampled tokens", "call": "called by", "segment_index": "segment"}
     links = {"rollout_id": lambda row: request.link("episode", id=row["rollout_id"])}
@@ -67,9 +68,8 @@ def walk(rows: Sequence[Row]) -> Iterator[tuple[int, Row, Row | None]]:
     """
     ids = {row["rollout_id"] for row in rows}
     left = {row["rollout_id"]: row for row in rows}
-    starts: list[tuple[int, Row, Row | None]] = [
-        (0, row, None) for row in rows if row["parent_rollout_id"] not in ids
-    ][::-1]
+    starts: list[tuple[int, Row, Row | None]] = []
+    starts += [(0, row, None) for row in reversed(rows) if row["parent_rollout_id"] not in ids]
     while left:
         level, row, call = starts.pop() if starts else (0, next(iter(left.values())), None)
         if left.pop(row["rollout_id"], None) is None:
@@ -93,14 +93,16 @@ def _with_calls(row: Row, children: list[Row]) -> Iterator[tuple[Row, Row | None
 
 
 def turns_table(request: PageRequest, row: Row) -> Table:
-    """Return the turns of a rollout: what the agent did, its calls and their results, and what the environment answered.
+    """Return the turns of a rollout: actions, calls with their results, and answers of the environment.
 
     reward: of a step of the environment. token_reward: sum of the rewards at the tokens of an agent's turn.
     """
     rows = list(_turns(row))
     links = {
-        "tokens": lambda turn: turn["tokens"]
-        and request.link("rollout", id=row["rollout_id"], token=turn["tokens"].partition("-")[0]) + "#tokens",
+        "tokens": lambda turn: (
+            turn["tokens"]
+            and request.link("rollout", id=row["rollout_id"], token=turn["tokens"].partition("-")[0]) + "#tokens"
+        ),
         "text": lambda turn: turn["name"] and request.link("text", id=row["rollout_id"], name=turn["name"]),
     }
     columns = [

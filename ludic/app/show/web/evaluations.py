@@ -132,5 +132,3 @@ def _example_links(request: PageRequest, rows: Any) -> Mapping[str, str]:
             if all(ids):
                 links[example["env_example_id"]] = request.link("compare", a=ids[0], b=ids[1])
     return links
-
-

@@ -7,6 +7,7 @@ from typing import Any
 from ludic.app.show.lookup import UnknownIdError, look_up
 from ludic.app.show.transcript import prompt_of, with_messages
 from ludic.app.show.web.conversation import (
+    MESSAGES_A_PAGE,
     Fact,
     Row,
     ShownMessage,
@@ -49,7 +50,9 @@ def group(request: PageRequest) -> Answer:
         "prompt": shown_messages(request, first, 0, prompt),
         "rollouts": paged(request, table, "member"),
         "extremes": [_extreme(request, title, row) for title, row in shown],
-        "compare_href": request.link("compare", **dict(zip("ab", (row["rollout_id"] for _, row in shown), strict=False)))
+        "compare_href": request.link(
+            "compare", **dict(zip("ab", (row["rollout_id"] for _, row in shown), strict=False))
+        )
         if len(shown) > 1
         else None,
     }
@@ -72,13 +75,14 @@ def _facts_of_group(request: PageRequest, rows: Sequence[Row]) -> list[Fact]:
     ]
 
 
-def _extreme(request: PageRequest, title: str, row: dict[str, Any]) -> dict[str, Any]:
+def _extreme(request: PageRequest, title: str, row: Row) -> dict[str, Any]:
     """Return a rollout with the messages after its prompt."""
+    first = len(prompt_of(row["messages"]))
     return {
         "title": f"{title}, reward {number(row['episode_reward'], 4)}",
         "href": request.link("rollout", id=row["rollout_id"]),
-        "messages": shown_messages(request, row, len(prompt_of(row["messages"]))),
-        "num_messages": len(row["messages"]),
+        "messages": shown_messages(request, row, first),
+        "left": max(0, len(row["messages"]) - first - MESSAGES_A_PAGE),
     }
 
 

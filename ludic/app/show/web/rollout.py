@@ -78,10 +78,11 @@ def rollout(request: PageRequest) -> Answer:
 
 def colour_of(request: PageRequest, default: Color) -> Color:
     """Return the colouring that the address asks for. Raises ConfigError."""
-    color = request.query.get("color") or default
-    if color not in COLOURS:
-        raise ConfigError(f"color is {color!r}, wanted one of {', '.join(COLOURS)}")
-    return color
+    wanted = request.query.get("color") or default
+    found = next((color for color in COLOURS if color == wanted), None)
+    if found is None:
+        raise ConfigError(f"color is {wanted!r}, wanted one of {', '.join(COLOURS)}")
+    return found
 
 
 def _has_turns(row: dict[str, Any]) -> bool:
@@ -136,9 +137,7 @@ def _code_fact(request: PageRequest, record: dict[str, Any]) -> Fact:
 # --- Tokens ----------------------------------------------------------------------------------------------------------
 
 
-def tokens_of(
-    request: PageRequest, found: Lookup, color: Color, scale: float | None = None
-) -> dict[str, Any]:
+def tokens_of(request: PageRequest, found: Lookup, color: Color, scale: float | None = None) -> dict[str, Any]:
     """Return the values of the macro `tokens`: the page of the response with a token, coloured, and the legend."""
     row = found.rows[0]
     length = row["response_length"]
@@ -233,8 +232,9 @@ def calls(request: PageRequest) -> Answer:
         for number, call in enumerate(row["messages"][index]["tool_calls"] or ())
     ]
     links = {
-        name: lambda call, name=name: call[name]
-        and request.link("text", id=row["rollout_id"], name=f"{name}-{index}-{call['call']}")
+        name: lambda call, name=name: (
+            call[name] and request.link("text", id=row["rollout_id"], name=f"{name}-{index}-{call['call']}")
+        )
         for name in ("arguments", "result", "error")
     }
     table = Table(name="calls", rows=rows, columns=("call", "name", "arguments", "result", "error"), links=links)

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from os.path import commonprefix
 from typing import Any, Literal
 
 CHARACTERS_A_PAGE = 20_000
@@ -115,9 +114,9 @@ class Difference:
 
 def differ(a: str, b: str) -> Difference:
     """Return where two texts differ: after their common beginning and before their common end, word by word."""
-    start = _at_word(a, b, len(commonprefix((a, b))))
+    start = _at_word(a, b, _num_common(a, b))
     reversed_a, reversed_b = a[start:][::-1], b[start:][::-1]
-    length = _at_word(reversed_a, reversed_b, len(commonprefix((reversed_a, reversed_b))))
+    length = _at_word(reversed_a, reversed_b, _num_common(reversed_a, reversed_b))
     own_a, own_b = a[start : len(a) - length], b[start : len(b) - length]
     units = ((name, _in_units(own_a, own_b, unit)) for name, unit in _UNITS.items())
     whole = ([Piece("own", own_a)], [Piece("own", own_b)])
@@ -125,6 +124,15 @@ def differ(a: str, b: str) -> Difference:
     begin, end = Piece("begin", a[:start]), Piece("end", a[len(a) - length :])
     of_a, of_b = (tuple(piece for piece in (begin, *own, end) if piece.text) for own in (pieces_a, pieces_b))
     return Difference(of_a, of_b, start, unit)
+
+
+def _num_common(a: str, b: str) -> int:
+    """Return the number of characters with which both begin."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[:middle] == b[:middle] else (low, middle - 1)
+    return low
 
 
 def _at_word(a: str, b: str, length: int) -> int:
