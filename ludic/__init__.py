@@ -11,6 +11,7 @@ from ludic.base.moved import explain_moved_modules
 if TYPE_CHECKING:
     from ludic.app import Run, create, dpo, fit, grpo, sft
     from ludic.app import open_run as open
+    from ludic.app import plot_runs as plot
     from ludic.records import (
         AgentStep,
         EnvironmentStep,
@@ -41,6 +42,7 @@ _HOMES = {
     "fit": "ludic.app.operations.fit",
     "grpo": "ludic.app.operations.fit",
     "open": "ludic.app.operations.run",
+    "plot": "ludic.app.operations.plots",
     "record": "ludic.run.recording.recorder",
     "refresh": "ludic.root.sql.connection",
     "scan": "ludic.root.sql.lazy_frames",
@@ -57,8 +59,8 @@ _MODULES = {
 }
 """Modules that are reached by a short name; each needs the package that it is named after."""
 
-_OWN_NAMES = {"open": "open_run"}
-"""Names there that would hide a built-in function."""
+_OWN_NAMES = {"open": "open_run", "plot": "plot_runs"}
+"""Names there that would hide a built-in function, or the method of a run."""
 
 __all__ = [
     "AgentStep",
@@ -78,6 +80,7 @@ __all__ = [
     "fit",
     "grpo",
     "open",
+    "plot",
     "record",
     "refresh",
     "scan",

@@ -34,6 +34,7 @@ from .operations.fit import grpo as grpo
 from .operations.fit import sft as sft
 from .operations.outcomes import Imported as Imported
 from .operations.outcomes import said_of as said_of
+from .operations.plots import plot_runs as plot_runs
 from .operations.run import Run as Run
 from .operations.run import open_run as open_run
 from .show.evaluations import interval_text as interval_text

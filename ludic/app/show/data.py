@@ -18,13 +18,15 @@ import pyarrow as pa
 
 from ludic.app.show.lookup import look_up
 from ludic.app.show.stats import FRACTIONS
+from ludic.app.show.status import RunStatus
 from ludic.app.show.transcript import Lookup, TokenReader, load_token_reader
-from ludic.app.show.watch import stored_diagnostics
+from ludic.app.show.watch import Watcher, stored_diagnostics
 from ludic.errors import QueryError
 from ludic.records import WITHOUT_LOGPROBS
 from ludic.root import Root
 from ludic.root.rows import LABEL, put_label
 from ludic.root.sql import ask, connect, figure, means, quote, refresh, result_of, texts, to_frame
+from ludic.run import Diagnostic
 
 RolloutTable = Literal["rollouts", "evals"]
 RowLevel = Literal["version", "environment", "example", "group", "rollout"]
@@ -351,11 +353,16 @@ class RunData:
                 with self._lock:
                     self._running.discard(con)
 
-    def diagnostics(self) -> list[str]:
-        """Return the diagnostics of the run, and since when, in the words of `ludic watch`."""
+    def diagnostics(self) -> list[Diagnostic]:
+        """Return the diagnostics of the run, and since when, as `ludic watch` does."""
         with self.reading() as con:
             rows = ask(con, self.root, figure("newest_metrics"))
-        return list(map(str, stored_diagnostics(self.root, rows)))
+        return stored_diagnostics(self.root, rows)
+
+    def status(self) -> RunStatus:
+        """Return the state of the run now, as `ludic watch` shows it."""
+        with self._opened.watching:
+            return self._opened.watcher.poll()
 
     def stop(self, reason: str = "") -> None:
         """End the queries that are running; their callers get a QueryError, with this reason if there is one."""
@@ -419,6 +426,12 @@ class _Opened:
         self._root = root
         self._lock = threading.Lock()
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self.watching = threading.Lock()
+        """Held by whoever uses `watcher`."""
+
+    @cached_property
+    def watcher(self) -> Watcher:
+        return Watcher(self._root.url)
 
     def connection(self) -> duckdb.DuckDBPyConnection:
         with self._lock:

@@ -9,19 +9,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import duckdb
 
 from ludic.app.show.evaluations import measure_title
 from ludic.base import number
-from ludic.errors import ConfigError, unknown_name
+from ludic.errors import ConfigError, similar_names, unknown_name
 from ludic.eval import Chosen, MeasureConfig, numbers, stored_versions
 from ludic.records import Row
 from ludic.root import Root
 from ludic.root.rows import POPULATIONS
-from ludic.root.sql import ask, components_by_environment, figure, means, steps_by_environment
+from ludic.root.sql import accuracy_by, ask, ask_table, by_column, components_by_environment, figure, steps_by
 from ludic.run import Diagnostic
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Values = Mapping[float, float | None]
 """Values by x."""
@@ -76,6 +79,27 @@ class FigureData:
         """Whether any value is known and finite."""
         return any(_finite(value) is not None for each in self.series for value in each.values.values())
 
+    def frame(self) -> "pl.DataFrame":
+        """Return the points as a DataFrame: x_name, line, value, low, high; in a figure of several runs also run.
+
+        value, low and high are Float64, null where unknown; step and version are Int64.
+        """
+        import polars as pl
+
+        points = [(each, x) for each in self.series for x in sorted(each.values)]
+        bounds = [(each.intervals or {}).get(x, (None, None)) for each, x in points]
+        is_whole = all(float(x).is_integer() for _, x in points)
+        runs = {"run": [each.run for each, _ in points]} if any(each.run for each in self.series) else {}
+        columns = {
+            self.x_name: pl.Series([x for _, x in points], dtype=pl.Int64 if is_whole else pl.Float64, strict=False),
+            **{name: pl.Series(values, dtype=pl.String) for name, values in runs.items()},
+            "line": pl.Series([each.name for each, _ in points], dtype=pl.String),
+            "value": pl.Series([each.values[x] for each, x in points], dtype=pl.Float64, strict=False),
+            "low": pl.Series([low for low, _ in bounds], dtype=pl.Float64, strict=False),
+            "high": pl.Series([high for _, high in bounds], dtype=pl.Float64, strict=False),
+        }
+        return pl.DataFrame(columns)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values: lists as long as `x`, with None where a value is unknown or not finite.
 
@@ -117,7 +141,7 @@ def _bounds(series: Series, xs: Sequence[float], side: Literal[0, 1]) -> list[fl
 
 # --- The catalogue ---------------------------------------------------------------------------------------------------
 
-Source = Literal["steps", "considered", "components", "versions", "outcomes", "evaluation"]
+Source = Literal["steps", "considered", "components", "versions", "turns", "tools", "outcomes", "evaluation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +198,34 @@ FIGURES: Sequence[FigureKind] = (
         x_name="version",
         source="versions",
         split="accuracy",
+    ),
+    FigureKind(
+        name="reward_by_turn",
+        title="Reward by turn",
+        unit="mean of the environment's steps, of a step's considered rollouts",
+        source="turns",
+        columns={"turn": "reward_mean"},
+    ),
+    FigureKind(
+        name="response_length_by_turn",
+        title="Length by turn",
+        unit="sampled tokens, mean of a step's considered rollouts",
+        source="turns",
+        columns={"turn": "tokens_mean"},
+    ),
+    FigureKind(
+        name="tool_calls",
+        title="Tool calls",
+        unit="calls of a rollout, mean of a step's considered ones",
+        source="tools",
+        columns={"tool": "calls_mean"},
+    ),
+    FigureKind(
+        name="tool_errors",
+        title="Failed tool calls",
+        unit="share of a step's calls",
+        source="tools",
+        columns={"tool": "error_fraction"},
     ),
     FigureKind(name="loss", title="Loss", unit="of a step", columns={"loss": "loss"}),
     FigureKind(name="entropy", title="Entropy", unit="nats per token", columns={"entropy": "entropy"}),
@@ -246,6 +298,11 @@ environment, evaluation/MEASURE of one measure.
 """
 
 ENVIRONMENT = "env_name"
+_LAST_TURN = 8
+"""Turns from this one on have one line."""
+_MOST_TOOLS = 8
+"""Number of the most frequent tools that have a line each."""
+_MOST_LINES = 40
 
 
 def figure_names() -> list[str]:
@@ -259,26 +316,67 @@ def figure_names() -> list[str]:
 def read_figure(
     con: duckdb.DuckDBPyConnection, root: Root, name: str, *, by: str | None = None, marks: Sequence[Mark] = ()
 ) -> FigureData:
-    """Return a figure of a run by its name, or NAME/PART. Raises ConfigError for an unknown one.
+    """Return a figure of a run by its name, or NAME/PART. Parts of a figure without a part in its name become one.
 
-    by: a line for each value of this column, where the figure's numbers are known by rollouts; others say in a note
-    that they are of the whole run. marks: drawn over steps only. A figure without numbers has no series.
+    by: a line for each value of this column of rollouts or of the data set, where the numbers are known by rollouts;
+    other figures say in a note that they are of the whole run. marks: drawn over steps only. A figure without numbers
+    has no series. Raises ConfigError for an unknown figure and for too many lines, QueryError for an unknown column.
     """
-    base, _, part = name.partition("/")
-    kind = next((each for each in FIGURES if each.name == base), None)
-    if kind is None:
-        raise ConfigError(unknown_name("figure", name, figure_names()))
+    parts = read_parts(con, root, name, by=by, marks=marks)
+    return parts[0] if len(parts) == 1 else _joined(_kind_of(name), parts)
+
+
+def read_parts(
+    con: duckdb.DuckDBPyConnection, root: Root, name: str, *, by: str | None = None, marks: Sequence[Mark] = ()
+) -> list[FigureData]:
+    """Return a figure by its name as `read_figure` does, but each of its parts, such as measures, for itself."""
+    kind = _kind_of(name)
+    part = name.partition("/")[2]
     if kind.split and part:
         by, part = part, ""
-    rows = _Rows(con=con, root=root)
-    found = list(_of_kind(kind, rows, by, bool(by)))
+    elif by is not None:
+        by_column(con, by)  # which refuses an unknown column, also where no number is known by it
+    found = list(_of_kind(kind, _Rows(con=con, root=root), by))
     if part:
         chosen = [each for each in found if each.name == name]
         if not chosen:
-            raise ConfigError(unknown_name("figure", name, [each.name for each in found]))
+            raise ConfigError(f"{unknown_name('figure', name, [each.name for each in found])} in {root.url}")
         found = chosen
-    data = _joined(kind, found) if len(found) != 1 else found[0]
-    return replace(data, marks=[*marks] if kind.x_name == "step" else [])
+    own = [*marks] if kind.x_name == "step" else []
+    return [replace(each, marks=own) for each in found] or [_joined(kind, [])]
+
+
+def check_figure(name: str, others: Sequence[str] = ()) -> None:
+    """Raise ConfigError for a name that no figure has, with those that exist. others: names besides these."""
+    base = name.partition("/")[0]
+    if all(kind.name != base for kind in FIGURES):
+        known = [*others, *figure_names()]
+        close = similar_names(name, known)
+        hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+        raise ConfigError(f"figure {name!r} is unknown; {hint}there are {', '.join(known)}")
+
+
+def _kind_of(name: str) -> FigureKind:
+    check_figure(name)
+    return next(kind for kind in FIGURES if kind.name == name.partition("/")[0])
+
+
+def step_frame(con: duckdb.DuckDBPyConnection, root: Root, by: str | None = None) -> "pl.DataFrame":
+    """Return the numbers of gradient steps as a DataFrame, with a row per step; the columns of figures/steps.sql.
+
+    by: a row per step and value of this column, which is called so, or `value` if a number has its name already; then
+    the columns are those of `ludic.root.sql.steps_by`.
+    """
+    import polars as pl
+
+    if by is None:
+        return pl.DataFrame(pl.from_arrow(ask_table(con, root, figure("steps"))))
+    rows = steps_by(con, root, by)
+    names = [name for name in (rows[0] if rows else _BY_COLUMNS) if name not in ("step", "value")]
+    called = "value" if by in ("step", *names) else by
+    values = pl.Series(called, [row["value"] for row in rows], strict=False)
+    steps = pl.Series("step", [row["step"] for row in rows], pl.Int64)
+    return pl.DataFrame([steps, values, *(pl.Series(name, [row[name] for row in rows], pl.Float64) for name in names)])
 
 
 def read_figures(
@@ -292,23 +390,31 @@ def read_figures(
     rows = _Rows(con=con, root=root)
     if not rows.steps():
         return []
-    marks, shown = diagnostic_marks(diagnostics), []
-    has_several = by is not None or len({row[ENVIRONMENT] for row in rows.considered(ENVIRONMENT)}) > 1
+    if by is not None:
+        by_column(con, by)
+    is_agent = ask(con, root, "select coalesce(max(num_turns), 0) > 1 as several from rollouts")[0]["several"]
+    left_out = {"evaluation", *(() if is_agent else ("turns", "tools"))}
+    marks = diagnostic_marks(diagnostics)
+    first: list[FigureData] = []
     later: list[FigureData] = []
-    for kind in FIGURES:
-        if kind.source == "evaluation":
-            continue
-        for data in _of_kind(kind, rows, by if kind.source != "steps" else None, False):
-            own = marks
-            if kind.source == "components":
-                own = diagnostic_marks(diagnostics, data.name.partition("/")[2])
+    for kind in (kind for kind in FIGURES if kind.source not in left_out):
+        # Of the curves of the whole run, those that can be split are shown both ways.
+        for data in _of_kind(kind, rows, None if kind.source == "steps" else by):
+            own = diagnostic_marks(diagnostics, data.name.partition("/")[2]) if kind.source == "components" else marks
             is_marked = kind.x_name == "step" and kind.source != "outcomes"
-            shown.append(replace(data, marks=own if is_marked else []))
-        if kind.source == "steps" and kind.split and has_several:
-            later += [replace(data, marks=marks) for data in _of_kind(kind, rows, by or ENVIRONMENT, True)]
-        if kind.name == "response_length_mean":
-            shown += later
-    return shown
+            if kind.source in _OPTIONAL and not data.series:
+                continue
+            (first if kind.name in _FIRST else later).append(replace(data, marks=own if is_marked else []))
+    if by is not None or len({row["value"] for row in rows.considered(ENVIRONMENT)}) > 1:
+        kinds = [_kind_of(name) for name in _FIRST]
+        first += [replace(data, marks=marks) for kind in kinds for data in _of_kind(kind, rows, by or ENVIRONMENT)]
+    return [*first, *later]
+
+
+_FIRST = ("reward_mean", "response_length_mean")
+"""Figures that come first, and then once more by environment."""
+_OPTIONAL: Sequence[Source] = ("versions", "turns", "tools")
+"""Sources of figures that are not missed where there are none."""
 
 
 def diagnostic_marks(diagnostics: Sequence[Diagnostic], env_name: str | None = None) -> list[Mark]:
@@ -331,17 +437,18 @@ def diagnostic_marks(diagnostics: Sequence[Diagnostic], env_name: str | None = N
     ]
 
 
-def evaluation_figures(rows: Sequence[Row], confidence: float) -> Iterator[FigureData]:
-    """Yield a figure over versions for each measure that changes, with a line for each environment and evaluation.
+def evaluation_figures(rows: Sequence[Row], confidence: float, *, only_changes: bool = True) -> Iterator[FigureData]:
+    """Yield a figure over versions for each measure, with a line for each environment and evaluation.
 
-    rows: of ludic.eval.Numbers.
+    rows: of ludic.eval.Numbers. only_changes: leaves out measures of one version, and those that never change.
     """
-    kind = next(kind for kind in FIGURES if kind.source == "evaluation")
+    kind = _kind_of("evaluation")
     evaluations = {(row["env_name"], row["evaluation"]) for row in rows}
     has_several = len(evaluations) > len({env for env, _ in evaluations})
     for title in dict.fromkeys(map(measure_title, rows)):
         of_measure = [row for row in rows if measure_title(row) == title]
-        if len({row["estimate"] for row in of_measure}) < 2 or len({row["policy_version"] for row in of_measure}) < 2:
+        counts = [len({row[name] for row in of_measure}) for name in ("estimate", "policy_version")]
+        if only_changes and min(counts) < 2:
             continue
         lines: dict[str, list[Row]] = {}
         for row in of_measure:
@@ -365,93 +472,132 @@ class _Rows:
 
     con: duckdb.DuckDBPyConnection
     root: Root
-    _read: dict[tuple[str, ...], list[Row]] = field(default_factory=dict)
+    _read: dict[tuple[str, ...], Sequence[Row]] = field(default_factory=dict)
 
-    def steps(self) -> list[Row]:
+    def steps(self) -> Sequence[Row]:
         return self._once(("steps",), lambda: ask(self.con, self.root, figure("steps")))
 
-    def considered(self, by: str) -> list[Row]:
-        self._check(by)
-        return self._once(("considered", by), lambda: steps_by_environment(self.con, self.root))
+    def considered(self, by: str) -> Sequence[Row]:
+        return self._once(("considered", by), lambda: _checked(steps_by(self.con, self.root, by), by))
 
-    def versions(self, by: str) -> list[Row]:
-        self._check(by)
-        return self._once(("versions", by), lambda: ask(self.con, self.root, means(f"version, {by}", "rollouts")))
+    def versions(self, by: str) -> Sequence[Row]:
+        return self._once(("versions", by), lambda: _checked(accuracy_by(self.con, self.root, by), by))
 
-    def components(self) -> list[Row]:
+    def components(self) -> Sequence[Row]:
         return self._once(("components",), lambda: components_by_environment(self.con, self.root))
 
-    def outcomes(self) -> list[Row]:
+    def turns(self) -> Sequence[Row]:
+        return self._once(("turns",), lambda: ask(self.con, self.root, figure("turns_by_step"), {"last": _LAST_TURN}))
+
+    def tools(self) -> Sequence[Row]:
+        return self._once(("tools",), lambda: ask(self.con, self.root, figure("tools_by_step"), {"most": _MOST_TOOLS}))
+
+    def outcomes(self) -> Sequence[Row]:
         return self._once(("outcomes",), lambda: ask(self.con, self.root, figure("outcomes_by_step")))
 
-    def measures(self) -> list[Row]:
+    def measures(self) -> Sequence[Row]:
         versions = stored_versions(self.con, self.root, None)
         if not versions:
             return []
-        chosen = Chosen(versions=versions)
-        return [*numbers(self.root, MeasureConfig(), chosen, con=self.con).rows]
+        return numbers(self.root, MeasureConfig(), Chosen(versions=versions), con=self.con).rows
 
-    def _check(self, by: str) -> None:
-        if by != ENVIRONMENT:
-            raise ConfigError(unknown_name("column", by, [ENVIRONMENT]))
-
-    def _once(self, key: tuple[str, ...], read: Callable[[], list[Row]]) -> list[Row]:
+    def _once(self, key: tuple[str, ...], read: Callable[[], Sequence[Row]]) -> Sequence[Row]:
         if key not in self._read:
             self._read[key] = read()
         return self._read[key]
 
 
-def _of_kind(kind: FigureKind, rows: _Rows, by: str | None, is_split: bool) -> Iterator[FigureData]:
-    """Yield the figures of a kind: one, or one for each of its parts.
+def _checked(rows: Sequence[Row], by: str) -> Sequence[Row]:
+    """Return the rows of each value of a column. Raises ConfigError for more values than lines can be told apart."""
+    num_lines = len({row["value"] for row in rows})
+    if by != ENVIRONMENT and num_lines > _MOST_LINES:
+        raise ConfigError(
+            f"column {by!r} has {num_lines:,} values, and a figure at most {_MOST_LINES} lines; name a column with "
+            "fewer values, or group its values in SQL"
+        )
+    return rows
 
-    is_split: whether a figure of the whole run is split as well; those that are always split are by environment.
-    """
+
+def _of_kind(kind: FigureKind, rows: _Rows, by: str | None) -> Iterator[FigureData]:
+    """Yield the figures of a kind: one, or one for each part. by: None is by environment where that is usual."""
     make = partial(FigureData, unit=kind.unit, x_name=kind.x_name, log_y=kind.log_y)
     notes = [kind.note] if kind.note else []
+    if by is not None and not kind.split:
+        notes.append(f"Not by {by}: these numbers are known of the whole run only.")
     match kind.source:
-        case "steps" if is_split and by is not None and kind.split:
-            lines = _lines(rows.considered(by), "step", by, kind.split)
-            title = f"{kind.title} by {'environment' if by == ENVIRONMENT else by}"
-            unit = kind.split_unit or kind.unit
-            yield make(name=f"{kind.name}/{by}", title=title, unit=unit, series=lines, notes=notes)
-        case "steps":
+        case "steps" if by is None or not kind.split:
             found = rows.steps()
-            lines = [
+            series = [
                 Series(name=name, values={row["step"]: row[column] for row in found})
                 for name, column in kind.columns.items()
             ]
-            yield make(name=kind.name, title=kind.title, series=lines if found else [], notes=notes + _whole(by))
-        case "considered" | "versions":
-            column = by or ENVIRONMENT
-            found = rows.considered(column) if kind.source == "considered" else rows.versions(column)
-            name = kind.name if by is None else f"{kind.name}/{by}"
-            title = kind.title if by in (None, ENVIRONMENT) else f"{kind.title} by {by}"
-            lines = _lines(found, kind.x_name, column, kind.split)
-            if kind.source == "considered" or any(row[kind.split] is not None for row in found):
-                yield make(name=name, title=title, series=lines, notes=notes)
+            yield make(name=kind.name, title=kind.title, series=series if found else [], notes=notes)
+        case "steps" | "considered" | "versions":
+            yield _split(kind, rows, by)
         case "components":
             found = rows.components()
             for env_name in dict.fromkeys(row[ENVIRONMENT] for row in found):
                 own = [row for row in found if row[ENVIRONMENT] == env_name]
+                series = _lines(own, "step", "component", "value_mean")
                 title = f"{kind.title} in {env_name}"
-                lines = _lines(own, "step", "component", "value_mean")
-                yield make(name=f"{kind.name}/{env_name}", title=title, series=lines, notes=notes)
+                yield make(name=f"{kind.name}/{env_name}", title=title, series=series, notes=notes)
+        case "turns" | "tools":
+            found = rows.turns() if kind.source == "turns" else rows.tools()
+            ((group, column),) = kind.columns.items()
+            series = _lines(found, "step", group, column, _turn_name if group == "turn" else _tool_name)
+            yield make(name=kind.name, title=kind.title, series=_known(series), notes=notes)
         case "outcomes":
-            yield make(name=kind.name, title=kind.title, **_outcomes(rows.outcomes()))
+            found = rows.outcomes()
+            notes += [] if any(row["outcome"] != "used" for row in found) else ["No rollout was dropped."]
+            yield make(name=kind.name, title=kind.title, series=_outcomes(found), notes=notes)
         case "evaluation":
-            yield from evaluation_figures(rows.measures(), MeasureConfig().confidence)
+            found = rows.measures()
+            for data in evaluation_figures(found, MeasureConfig().confidence, only_changes=False):
+                yield replace(data, notes=notes)
 
 
-def _whole(by: str | None) -> list[str]:
-    return [] if by is None else [f"Of the whole run: these numbers are not known by {by}."]
+def _split(kind: FigureKind, rows: _Rows, by: str | None) -> FigureData:
+    """Return a figure with a line for each value of a column. by: None is by environment."""
+    column = by or ENVIRONMENT
+    found = rows.versions(column) if kind.source == "versions" else rows.considered(column)
+    title = kind.title
+    if by is not None and (by != ENVIRONMENT or kind.source == "steps"):
+        title = f"{kind.title} by {'environment' if by == ENVIRONMENT else by}"
+    return FigureData(
+        name=kind.name if by is None else f"{kind.name}/{by}",
+        title=title,
+        unit=kind.split_unit or kind.unit,
+        x_name=kind.x_name,
+        series=_known(_lines(found, kind.x_name, "value", kind.split)),
+        notes=[kind.note] if kind.note else [],
+        log_y=kind.log_y,
+    )
 
 
-def _lines(rows: Sequence[Row], x: str, by: str, column: str) -> list[Series]:
-    """Return a line for each value of a column, in the order of the rows."""
-    return [
-        Series(name=_value_name(value), values={row[x]: row[column] for row in rows if row[by] == value})
-        for value in dict.fromkeys(row[by] for row in rows)
-    ]
+def _known(series: Sequence[Series]) -> Sequence[Series]:
+    """Return the lines of a figure; none if all of its values are unknown."""
+    return series if any(value is not None for each in series for value in each.values.values()) else []
+
+
+def _lines(
+    rows: Sequence[Row], x: str, group: str, column: str, name: Callable[[Any], str] | None = None
+) -> list[Series]:
+    """Return a line for each value of a column, in the order of the values: numbers first, NULL last."""
+    found: dict[Any, dict[float, float | None]] = {}
+    for row in rows:
+        found.setdefault(row[group], {})[row[x]] = row[column]
+    return [Series(name=(name or _value_name)(value), values=found[value]) for value in sorted(found, key=_order)]
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    if value is None:
+        return 3, 0.0, ""
+    try:
+        if not math.isnan(number_of := float(value)):
+            return 0, number_of, str(value)
+    except (TypeError, ValueError):
+        pass
+    return 1, 0.0, str(value)
 
 
 def _value_name(value: Any) -> str:
@@ -462,12 +608,19 @@ def _value_name(value: Any) -> str:
     return number(value) if isinstance(value, float) else str(value)
 
 
-def _outcomes(rows: Sequence[Row]) -> dict[str, Any]:
+def _turn_name(turn: int) -> str:
+    return f"turn {turn} and later" if turn == _LAST_TURN else f"turn {turn}"
+
+
+def _tool_name(name: str | None) -> str:
+    return "(all other tools)" if name is None else name
+
+
+def _outcomes(rows: Sequence[Row]) -> list[Series]:
     steps = sorted({row["step"] for row in rows})
     counts = {(row["step"], row["outcome"]): row["num_rollouts"] for row in rows}
-    names = list(dict.fromkeys(row["outcome"] for row in rows))
-    lines = [Series(name=name, values={step: counts.get((step, name), 0) for step in steps}) for name in names]
-    return {"series": lines, "notes": [] if any(name != "used" for name in names) else ["No rollout was dropped."]}
+    names = dict.fromkeys(row["outcome"] for row in rows)
+    return [Series(name=name, values={step: counts.get((step, name), 0) for step in steps}) for name in names]
 
 
 def _joined(kind: FigureKind, parts: Sequence[FigureData]) -> FigureData:
@@ -475,11 +628,19 @@ def _joined(kind: FigureKind, parts: Sequence[FigureData]) -> FigureData:
     series = [
         replace(each, name=f"{part.name.partition('/')[2]}: {each.name}") for part in parts for each in part.series
     ]
-    unit = parts[0].unit if parts else kind.unit.format(confidence=100 * MeasureConfig().confidence)
-    notes = dict.fromkeys(note for part in parts for note in part.notes)
     return FigureData(
-        name=kind.name, title=kind.title, unit=unit, x_name=kind.x_name, series=series, notes=[*notes], log_y=kind.log_y
+        name=kind.name,
+        title=kind.title,
+        unit=parts[0].unit if parts else kind.unit.format(confidence=100 * MeasureConfig().confidence),
+        x_name=kind.x_name,
+        series=series,
+        marks=parts[0].marks if parts else (),
+        notes=[*dict.fromkeys(note for part in parts for note in part.notes)],
+        log_y=kind.log_y,
     )
+
+
+_BY_COLUMNS = ("reward_mean", "response_length_mean", "signal", "truncated_fraction", "error_fraction")
 
 
 # --- Several runs ----------------------------------------------------------------------------------------------------
@@ -516,11 +677,7 @@ def overlay(figures: Mapping[str, FigureData], groups: Mapping[str, str] | None 
     return replace(
         first,
         series=series,
-        marks=[
-            replace(mark, label=f"{label} {mark.label}", text=f"{label}: {mark.text}")
-            for label, data in figures.items()
-            for mark in data.marks
-        ],
+        marks=[replace(mark, label=f"{label} {mark.label}") for label, data in figures.items() for mark in data.marks],
         notes=[*dict.fromkeys(notes)],
     )
 
@@ -538,3 +695,13 @@ def _mean_of(members: Sequence[Series]) -> Series:
         intervals={x: (min(values), max(values)) for x, values in known.items()},
         band=True,
     )
+
+
+def short_labels(urls: Sequence[str]) -> list[str]:
+    """Return the shortest ends of the URLs, whole folders long, by which all of them are told apart."""
+    parts = [url.rstrip("/").split("/") for url in urls]
+    for size in range(1, max(map(len, parts), default=1) + 1):
+        labels = ["/".join(each[-size:]) for each in parts]
+        if len(set(labels)) == len(urls):
+            return labels
+    return [*urls]

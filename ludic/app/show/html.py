@@ -3,12 +3,13 @@
 Stored text is hostile: templates escape every value, and control characters are spelt out.
 """
 
+import json
 from functools import cache
 from typing import Any
 
 import jinja2
 
-from ludic.base import number
+from ludic.base import number, to_plain
 from ludic.base.printable import printable
 
 
@@ -24,7 +25,18 @@ def templates(folder: str) -> jinja2.Environment:
         finalize=_shown,
     )
     environment.filters["number"] = number
+    environment.filters["json"] = lambda value: json.dumps(spelt(value), allow_nan=False)
     return environment
+
+
+def spelt(value: Any) -> Any:
+    """Return plain values for a script, with control characters of their texts spelt out, and NaN as None."""
+    plain = to_plain(value)
+    if isinstance(plain, str):
+        return printable(plain)
+    if isinstance(plain, dict):
+        return {printable(key): spelt(item) for key, item in plain.items()}
+    return list(map(spelt, plain)) if isinstance(plain, list) else plain
 
 
 def _shown(value: Any) -> Any:

@@ -3,6 +3,7 @@
 `ludic.app.show.watch` reads the state. The panel is at most 120 columns wide, and never wider than the terminal.
 """
 
+import io
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ludic.app.show.balance import MOST_WAITING, Balance, find_balance
-from ludic.base import RECORDED_ENV, Result, age, number, plural, size, sparkline
+from ludic.base import RECORDED_ENV, Result, age, number, open_console, plural, size, sparkline
 from ludic.base.results import printable
 from ludic.records import Row
 from ludic.root import CheckpointId, LeaseState, OtherTrainer, Policy, Root, other_trainer
@@ -218,6 +219,24 @@ def draw(status: RunStatus, columns: int = _MOST_COLUMNS) -> RenderableType:
     if status.newest_calls or status.calls:
         parts += [Text(), by_environment(status, inner), Text(), by_worker(status, inner)]
     return Constrain(Panel(Group(*parts), title=title, expand=False), inner + _FRAME_WIDTH)
+
+
+def as_texts(status: RunStatus, columns: int = 100) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the lines of the panel as names and texts, without diagnostics; and its tables, in full width."""
+    lines = [
+        (name, _text_of(value, columns))
+        for name, value in _lines(status, columns)
+        if name not in ("warning", "unreadable")
+    ]
+    has_calls = bool(status.newest_calls or status.calls)
+    tables = [by_environment(status, _MOST_COLUMNS), by_worker(status, _MOST_COLUMNS)] if has_calls else []
+    return lines, [_text_of(table, _MOST_COLUMNS) for table in tables]
+
+
+def _text_of(value: RenderableType, columns: int) -> str:
+    file = io.StringIO()
+    open_console(file=file, width=columns, color_system=None, force_jupyter=False).print(value)
+    return "\n".join(line.rstrip() for line in file.getvalue().rstrip("\n").splitlines())
 
 
 def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]]:

@@ -34,12 +34,14 @@ from .query import explain as explain
 from .query import open_result as open_result
 from .query import result_of as result_of
 from .query import to_frame as to_frame
+from .reports import accuracy_by as accuracy_by
 from .reports import by_column as by_column
 from .reports import components_by_environment as components_by_environment
 from .reports import figure as figure
 from .reports import means as means
 from .reports import means_of_evaluation as means_of_evaluation
 from .reports import read_reports as read_reports
+from .reports import steps_by as steps_by
 from .reports import steps_by_environment as steps_by_environment
 from .reports import texts as texts
 from .root_views import unreadable_records as unreadable_records

@@ -93,13 +93,39 @@ def texts(rows: Folder) -> str:
     return Template(figure("texts_of_rollouts")).safe_substitute(rows=rows)
 
 
-def steps_by_environment(con: duckdb.DuckDBPyConnection, root: Root, after_step: int = 0) -> list[dict[str, Any]]:
-    """Return means of each gradient step after a step, by environment, over the rollouts that it considered.
+def steps_by(con: duckdb.DuckDBPyConnection, root: Root, column: str, after_step: int = 0) -> list[dict[str, Any]]:
+    """Return means of each gradient step after a step, by a value of the rollouts that it considered.
 
-    Columns: step, env_name, reward_mean, response_length_mean (tokens), signal (share of groups whose rewards differ),
-    truncated_fraction, error_fraction. Report and trackers show these series; an unknown value is None.
+    column: see `by_column`. Columns of the rows: step, value, reward_mean, response_length_mean (tokens), signal (share
+    of groups whose rewards differ), truncated_fraction, error_fraction; an unknown number is None. The value of a
+    rollout that is not in this root is None, its environment aside. Raises QueryError for an unknown column.
     """
-    return ask(con, root, figure("steps_by_environment"), {"after_step": after_step})
+    is_environment = column == "env_name"  # which the ledger knows of all rollouts
+    values = {
+        "value": "batches.env_name" if is_environment else "stored.value",
+        "stored_value": "null" if is_environment else by_column(con, column),
+    }
+    sql = Template(figure("steps_by_column")).safe_substitute(values)
+    return ask(con, root, sql, {"after_step": after_step})
+
+
+def steps_by_environment(con: duckdb.DuckDBPyConnection, root: Root, after_step: int = 0) -> list[dict[str, Any]]:
+    """Return the rows of `steps_by` by environment, in a column env_name. Report and trackers show these series."""
+    rows = steps_by(con, root, "env_name", after_step)
+    return [{"step": row["step"], "env_name": row["value"], **_without(row, "step", "value")} for row in rows]
+
+
+def _without(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in names}
+
+
+def accuracy_by(con: duckdb.DuckDBPyConnection, root: Root, column: str) -> list[dict[str, Any]]:
+    """Return the share of correct answers of each version's rollouts by a value of theirs: version, value, accuracy.
+
+    column: see `by_column`. accuracy is None where no environment says which answers are correct.
+    """
+    sql = Template(figure("accuracy_by_column")).substitute(value=by_column(con, column))
+    return ask(con, root, sql)
 
 
 def components_by_environment(con: duckdb.DuckDBPyConnection, root: Root, after_step: int = 0) -> list[dict[str, Any]]:

@@ -136,7 +136,7 @@ class ListScreen(Screen[None]):
     @work(thread=True, exclusive=True, group="diagnostics")
     def _load_diagnostics(self) -> None:
         try:
-            diagnostics = self._view.data.diagnostics()
+            diagnostics = list(map(str, self._view.data.diagnostics()))
         except LudicError:  # the list reports unreadable files
             return
         if not get_current_worker().is_cancelled:

@@ -19,11 +19,12 @@ from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from ludic.app.show.html import templates
+from ludic.app.show.figures import COLOURS, DARK_COLOURS
+from ludic.app.show.html import spelt, templates
 from ludic.app.show.lookup import UnknownIdError
 from ludic.app.show.web import (  # noqa: F401  # add a module of pages here: they register themselves
     code,
@@ -39,6 +40,7 @@ from ludic.app.show.web import (  # noqa: F401  # add a module of pages here: th
 from ludic.app.show.web.pages import PAGES, Answer, Answers, Json, PageRequest, Redirect, Table, menu
 from ludic.app.show.web.site import Site
 from ludic.base import Result, plain_rows, to_plain, write_csv
+from ludic.base.printable import printable
 from ludic.errors import ConfigError, LudicError, one_line
 
 logger = logging.getLogger(__name__)
@@ -69,7 +71,8 @@ class Answering:
         pages = [
             Route(path, self._answer, methods=["GET", "POST"]) for path in ("/", "/r/{label:path}/{page}", "/{page}")
         ]
-        self.app = Starlette(routes=[Mount("/static", static), *pages])
+        colours = Route("/colours.css", lambda _: Response(_colours(), media_type="text/css"))
+        self.app = Starlette(routes=[Mount("/static", static), colours, *pages])
 
     async def _answer(self, request: Request) -> Response:
         label, name = request.path_params.get("label", ""), request.path_params.get("page")
@@ -78,7 +81,7 @@ class Answering:
         try:
             page = await self._read(request, label, name)
         except LudicError as error:
-            return _error_page(self._site, error)
+            return _problem(request, error)
         async with self._turns:
             return await self._in_thread(request, page, lambda: self._respond(request, page))
 
@@ -111,11 +114,11 @@ class Answering:
             chunks = _csv_chunks(page, table)
             first = next(chunks)  # here, where an error is still a page
         except LudicError as error:
-            return _error_page(page.site, error, page)
+            return _problem(request, error, page)
         except Exception as error:
             logger.exception("the page %s failed", page.page.name)
             problem = ConfigError(f"{page.page.name} failed by {type(error).__name__}; the command's output says where")
-            return _error_page(page.site, problem, page, status=500)
+            return _problem(request, problem, page, status=500)
         disposition = f'attachment; filename="{page.page.name}-{table.name}.csv"'
         return StreamingResponse(
             self._stream(request, page, first, chunks),
@@ -211,18 +214,33 @@ def _response(request: Request, page: PageRequest, answer: Answers) -> Response:
     return HTMLResponse(_rendered(answer.template, values), answer.status)
 
 
-def _error_page(site: Site, error: LudicError, page: PageRequest | None = None, status: int | None = None) -> Response:
-    values = {"request": page, "title": "Error", "menu": menu(), "problem": one_line(error)}
-    known = 404 if isinstance(error, UnknownIdError) else 400
-    return HTMLResponse(_rendered("error.html.j2", values), status or known)
+def _problem(
+    request: Request, error: LudicError, page: PageRequest | None = None, status: int | None = None
+) -> Response:
+    """Return an error as a page, or as JSON to a script."""
+    problem = one_line(error)
+    status = status or (404 if isinstance(error, UnknownIdError) else 400)
+    if request.headers.get("accept") == "application/json":
+        return JSONResponse({"problem": printable(problem)}, status)
+    values = {"request": page, "title": "Error", "menu": menu(), "problem": problem}
+    return HTMLResponse(_rendered("error.html.j2", values), status)
 
 
 def _rendered(template: str, values: dict[str, Any]) -> str:
     return templates("web/templates").get_template(template).render(values)
 
 
+def _colours() -> str:
+    """Return the colours of lines, in light and dark, as --s0, --s1, ..."""
+    light, dark = (
+        " ".join(f"--s{number}: {colour};" for number, colour in enumerate(colours))
+        for colours in (COLOURS, DARK_COLOURS)
+    )
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+
+
 def _json(request: Request, value: Any) -> Response:
-    body = json.dumps(to_plain(value), allow_nan=False).encode()
+    body = json.dumps(spelt(value), allow_nan=False).encode()
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers={"ETag": etag})

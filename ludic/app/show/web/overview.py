@@ -1,10 +1,90 @@
-"""The first page of a run: its state, warnings and live curves."""
+"""The first page of a run: its state, warnings and live curves; and one curve with its numbers.
 
-from ludic.app.show.web.pages import Answer, PageRequest, page
+The page itself reads almost nothing: its script asks for the state and the curves, which are computed again when the
+run has stored new metrics.
+"""
+
+from typing import Any
+
+from ludic.app.show.figures import FigureData, figure_names, read_figure, read_figures
+from ludic.app.show.status import as_texts
+from ludic.app.show.web.pages import Answer, Json, PageRequest, Table, page
+from ludic.root.rows import metrics_file_names
 
 
-@page("overview", "overview", menu=1)
+@page("overview", "overview", menu=10)
 def overview(request: PageRequest) -> Answer:
-    """State of the run."""
-    num_rollouts = request.data.ask("select count(*) from rollouts", {}).item()
-    return Answer("overview.html.j2", {"num_rollouts": num_rollouts})
+    """What there is, and places for what the script reads."""
+    (counts,) = request.data.ask(_COUNTS, {}).to_dicts()
+    values = {"counts": counts, "by": request.query.get("by", ""), "notices": request.site.notices()}
+    return Answer("overview.html.j2", values)
+
+
+_COUNTS = """
+select
+    (select count(*) from rollouts) as rollouts,
+    (select count(*) from evals) as evals,
+    (select max(version) from rollouts) as version
+"""
+
+
+@page("state", "state")
+def state(request: PageRequest) -> Json:
+    """The state of the run, as `ludic watch` shows it."""
+    status = request.data.status()
+    facts, tables = as_texts(status)
+    return Json({"facts": facts, "tables": tables, "unreadable": list(status.unreadable)})
+
+
+@page("figures", "figures")
+def figures(request: PageRequest) -> Json:
+    """All curves of steps, or with of=evaluation those of evaluations; and the warnings."""
+    by = request.query.get("by") or None
+    if request.query.get("of") == "evaluation":
+        return Json({"figures": _linked(request, _evaluation(request))})
+    found, warnings = request.kept(f"figures {by}", _newest(request), lambda: _read(request, by))
+    return Json({"figures": _linked(request, found, by), "warnings": warnings})
+
+
+def _newest(request: PageRequest) -> Any:
+    """Return a value that changes when the run has stored new metrics."""
+    return metrics_file_names(request.data.root)
+
+
+def _read(request: PageRequest, by: str | None) -> tuple[list[FigureData], list[str]]:
+    diagnostics = request.data.diagnostics()
+    with request.data.reading() as con:
+        return read_figures(con, request.data.root, diagnostics, by=by), list(map(str, diagnostics))
+
+
+def _evaluation(request: PageRequest) -> list[FigureData]:
+    num_rows = request.data.ask("select count(*) as n from evals", {})["n"][0]
+    if not num_rows:
+        return []
+
+    def read() -> list[FigureData]:
+        with request.data.reading() as con:
+            return [read_figure(con, request.data.root, "evaluation")]
+
+    return request.kept("figures of evaluations", num_rows, read)
+
+
+def _linked(request: PageRequest, found: list[FigureData], by: str | None = None) -> list[dict[str, Any]]:
+    return [{**data.to_json(), "href": request.link("figure", name=data.name, by=by)} for data in found]
+
+
+@page("figure", "figure")
+def one_figure(request: PageRequest) -> Answer:
+    """One curve, and the table of its numbers."""
+    name, by = request.required("name"), request.query.get("by") or None
+    with request.data.reading() as con:
+        data = read_figure(con, request.data.root, name, by=by)
+    names = [each.name for each in data.series]
+    values = data.to_json()
+    rows = [
+        {data.x_name: x, **{name: each["values"][index] for name, each in zip(names, values["series"], strict=True)}}
+        for index, x in enumerate(values["x"])
+    ]
+    table = Table(name="numbers", rows=rows, columns=[data.x_name, *names])
+    shown = {"figure": values, "table": table, "names": figure_names()}
+    return Answer("figure.html.j2", shown, title=data.title, tables=[table])

@@ -31,7 +31,7 @@ answering.py runs a page in a thread of its own.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from ludic.app.show.data import RunData
@@ -42,6 +42,9 @@ from ludic.errors import ConfigError
 
 _MOST_CHARACTERS = 120
 """Characters of a text in a cell of a table; its CSV has the whole text."""
+
+
+Kept = TypeVar("Kept")
 
 
 # --- Requests --------------------------------------------------------------------------------------------------------
@@ -66,6 +69,10 @@ class PageRequest:
         """The run of the page."""
         assert self.run is not None, f"{self.page.name} is a page of no run"
         return self.run
+
+    def kept(self, name: str, version: Any, make: Callable[[], Kept]) -> Kept:
+        """Return what `make` returned before for this name of this run and an equal version, or call it."""
+        return self.site.kept((self.label, name), version, make)
 
     def stop(self, reason: str = "") -> None:
         """End the queries of this request."""

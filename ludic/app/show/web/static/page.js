@@ -1,2 +1,279 @@
-// The behaviour of all pages. Values of a run are only ever set as text, never as markup.
+// The behaviour of all pages: live figures and states, and figures of queries.
+// Values of a run are only ever set as text, never as markup; sizes and colours are set by the DOM, since the page's
+// policy forbids style attributes in markup.
 "use strict";
+
+const NUM_COLOURS = 8;
+const HEIGHT = 220;
+const MOST_DOTS = 60; // lines of up to this many points are drawn with a dot at each
+
+const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const colourOf = (index) => styleOf(`--s${index % NUM_COLOURS}`);
+const shown = (value) => (value === null || value === undefined ? "-" : String(Number(value.toPrecision(6))));
+
+function element(tag, properties, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+// --- One figure: ludic.app.show.figures.FigureData.to_json -----------------------------------------------------------
+
+class Plot {
+  constructor(data) {
+    this.data = data;
+    this.isLog = data.log_y;
+    this.place = element("div", { className: "plot" });
+    this.notes = element("div", { className: "dim" });
+    this.log = element("button", { type: "button", className: "small", textContent: "log" });
+    this.log.addEventListener("click", () => this.toggle());
+    const title = data.href ? element("a", { href: data.href, textContent: data.title }) : data.title;
+    this.caption = element("figcaption", {}, element("b", {}, title), " ");
+    this.caption.append(element("span", { className: "dim", textContent: data.unit }), " ", this.log);
+    this.element = element("figure", {}, this.caption, this.place, this.notes);
+    new ResizeObserver(() => this.resize()).observe(this.place);
+  }
+
+  toggle() {
+    this.isLog = !this.isLog;
+    this.draw();
+  }
+
+  // Draw other numbers of the same figure; keeps the zoom if the lines are the same.
+  update(data) {
+    const isSame = JSON.stringify(this.names(data)) === JSON.stringify(this.names(this.data));
+    this.data = data;
+    if (this.chart && isSame) {
+      const { min, max } = this.chart.scales.x;
+      const isZoomed = this.isZoomed;
+      this.chart.setData(this.columns(), !isZoomed);
+      if (isZoomed) this.chart.setScale("x", { min, max });
+      this.say();
+    } else this.draw();
+  }
+
+  names(data) {
+    return data.series.map((each) => [each.name, each.low.length > 0]);
+  }
+
+  get isZoomed() {
+    const [xs, { min, max }] = [this.chart.data[0], this.chart.scales.x];
+    return xs.length > 1 && (min > xs[0] || max < xs[xs.length - 1]);
+  }
+
+  columns() {
+    const known = (value) => (this.isLog && value !== null && value <= 0 ? null : value);
+    return [this.data.x, ...this.data.series.map((each) => each.values.map(known))];
+  }
+
+  say() {
+    const left = this.isLog ? this.data.series.flatMap((each) => each.values).filter((it) => it !== null && it <= 0) : [];
+    const notes = [...this.data.notes];
+    if (left.length) notes.push(`${left.length} values at or below 0 are not on a log axis.`);
+    this.notes.replaceChildren(...notes.map((text) => element("p", { textContent: text })));
+  }
+
+  draw() {
+    this.chart?.destroy();
+    this.log.setAttribute("aria-pressed", String(this.isLog));
+    this.chart = new uPlot(this.options(), this.columns(), this.place);
+    this.say();
+  }
+
+  resize() {
+    const width = this.place.clientWidth;
+    if (this.chart && width && width !== this.chart.width) this.chart.setSize({ width, height: HEIGHT });
+  }
+
+  options() {
+    const [dim, rule] = [styleOf("--dim"), styleOf("--rule")];
+    const axis = { stroke: dim, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule, width: 1 } };
+    return {
+      width: this.place.clientWidth || 360,
+      height: HEIGHT,
+      // One cursor, and one zoom, over all figures of the same axis.
+      cursor: { sync: { key: this.data.x_name }, drag: { x: true, y: false } },
+      scales: { x: { time: false }, y: { distr: this.isLog ? 3 : 1, range: (...given) => this.range(...given) } },
+      axes: [axis, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : shown(tick))) }],
+      series: [
+        { label: this.data.x_name },
+        ...this.data.series.map((each, index) => ({
+          label: each.name,
+          stroke: colourOf(index),
+          dash: index < NUM_COLOURS ? undefined : [6, 4],
+          width: 1.8,
+          spanGaps: true,
+          points: { show: this.data.x.length <= MOST_DOTS, size: 5 },
+          value: (_, value) => shown(value),
+        })),
+      ],
+      hooks: { drawAxes: [(chart) => this.drawIntervals(chart)], draw: [(chart) => this.drawMarks(chart)] },
+    };
+  }
+
+  // The lowest and highest value to show, with the intervals' bounds.
+  range(chart, low, high) {
+    const [first, last] = chart.series[0].idxs ?? [0, this.data.x.length - 1];
+    const bounds = this.data.series
+      .filter((_, index) => chart.series[index + 1]?.show)
+      .flatMap((each) => [...each.low.slice(first, last + 1), ...each.high.slice(first, last + 1)])
+      .filter((value) => value !== null && (!this.isLog || value > 0));
+    const values = [low, high, ...bounds].filter((value) => value !== null && value !== undefined);
+    if (!values.length) return this.isLog ? [0.1, 1] : [0, 1];
+    const [least, most] = [Math.min(...values), Math.max(...values)];
+    return this.isLog ? uPlot.rangeLog(least, most, 10, false) : uPlot.rangeNum(least, most, 0.1, true);
+  }
+
+  // A band between the bounds of a line, or a bar at each point.
+  drawIntervals(chart) {
+    const context = chart.ctx;
+    const x = (index) => chart.valToPos(this.data.x[index], "x", true);
+    const y = (value) => chart.valToPos(value, "y", true);
+    context.save();
+    context.beginPath();
+    context.rect(chart.bbox.left, chart.bbox.top, chart.bbox.width, chart.bbox.height);
+    context.clip();
+    this.data.series.forEach((each, index) => {
+      const isKnown = (at) => each.low[at] !== null && each.high[at] !== null && (!this.isLog || each.low[at] > 0);
+      const at = each.low.map((_, place) => place).filter(isKnown);
+      if (!at.length || !chart.series[index + 1].show) return;
+      context.strokeStyle = context.fillStyle = colourOf(index);
+      context.beginPath();
+      if (each.band) {
+        at.forEach((place) => context.lineTo(x(place), y(each.high[place])));
+        at.toReversed().forEach((place) => context.lineTo(x(place), y(each.low[place])));
+        context.globalAlpha = 0.18;
+        context.fill();
+      } else {
+        for (const place of at) {
+          context.moveTo(x(place), y(each.low[place]));
+          context.lineTo(x(place), y(each.high[place]));
+        }
+        context.globalAlpha = 0.7;
+        context.stroke();
+      }
+      context.globalAlpha = 1;
+    });
+    context.restore();
+  }
+
+  // A dashed line with the number of a warning at the step where it begins.
+  drawMarks(chart) {
+    const context = chart.ctx;
+    const { left, top, width, height } = chart.bbox;
+    context.save();
+    context.strokeStyle = context.fillStyle = styleOf("--bad");
+    context.font = `${11 * devicePixelRatio}px system-ui`;
+    context.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+    for (const mark of this.data.marks) {
+      const x = chart.valToPos(mark.x, "x", true);
+      if (x < left || x > left + width) continue;
+      context.beginPath();
+      context.moveTo(x, top);
+      context.lineTo(x, top + height);
+      context.stroke();
+      context.fillText(mark.label, x + 3 * devicePixelRatio, top + 11 * devicePixelRatio);
+    }
+    context.restore();
+  }
+}
+
+const hasValues = (data) => data.series.some((each) => each.values.some((value) => value !== null));
+const isZero = (data) => data.series.every((each) => each.values.every((value) => value === null || value === 0));
+
+// --- A place of figures, which are read from an address again and again ---------------------------------------------
+
+// Call a function with what an address answers, when that is new; data-every is the seconds between two looks.
+function follow(place, show) {
+  const problem = element("p", { className: "bad", role: "alert", hidden: true });
+  place.before(problem);
+  let etag = null;
+  async function look() {
+    if (document.hidden && etag !== null) return;
+    try {
+      const headers = { Accept: "application/json", ...(etag === null ? {} : { "If-None-Match": etag }) };
+      const answer = await fetch(place.dataset.src, { headers });
+      if (answer.status !== 304) {
+        const value = await answer.json();
+        if (!answer.ok) throw new Error(value.problem);
+        etag = answer.headers.get("ETag");
+        show(value);
+      }
+      problem.hidden = true;
+    } catch (error) {
+      problem.hidden = false;
+      problem.textContent = error instanceof TypeError ? "The command has ended, or can't be reached." : error.message;
+    }
+  }
+  async function again() {
+    await look();
+    if (place.dataset.every) setTimeout(again, 1000 * Number(place.dataset.every));
+  }
+  again();
+}
+
+function showFigures(place) {
+  const plots = new Map();
+  const aside = element("p", { className: "dim" });
+  place.after(aside);
+  follow(place, ({ figures, warnings }) => {
+    const drawn = figures.filter((data) => hasValues(data) && !isZero(data));
+    for (const [name, plot] of plots) {
+      if (!drawn.some((data) => data.name === name)) {
+        plot.element.remove();
+        plots.delete(name);
+      }
+    }
+    drawn.forEach((data, index) => {
+      const known = plots.get(data.name);
+      const plot = known ?? new Plot(data);
+      plots.set(data.name, plot);
+      if (place.children[index] !== plot.element) place.insertBefore(plot.element, place.children[index] ?? null);
+      if (known) plot.update(data);
+      else plot.draw();
+    });
+    const titles = (some) => some.map((data) => data.title).join(", ");
+    const zero = titles(figures.filter((data) => hasValues(data) && isZero(data)));
+    const missing = titles(figures.filter((data) => !hasValues(data)));
+    aside.textContent = [zero && `0 everywhere: ${zero}.`, missing && `Not measured: ${missing}.`].filter(Boolean).join(" ");
+    if (warnings) showWarnings(warnings);
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plots.forEach((plot) => plot.draw()));
+}
+
+function showWarnings(warnings) {
+  const list = document.getElementById("warnings");
+  list?.replaceChildren(...warnings.map((text) => element("li", { className: "bad", textContent: text })));
+}
+
+// --- The state of a run ----------------------------------------------------------------------------------------------
+
+function showState(place) {
+  follow(place, ({ facts, tables, unreadable }) => {
+    const rows = facts.map(([name, text]) =>
+      element("tr", {}, element("th", { textContent: name }), element("td", {}, element("pre", { textContent: text }))),
+    );
+    const isOpen = place.querySelector("details")?.open ?? false;
+    const more = tables.map((text) => element("pre", { className: "wide", textContent: text }));
+    place.replaceChildren(
+      ...unreadable.map((text) => element("p", { className: "bad", textContent: text })),
+      element("div", { className: "scroll" }, element("table", { className: "facts" }, element("tbody", {}, ...rows))),
+    );
+    if (more.length) {
+      const details = element("details", { open: isOpen }, element("summary", { textContent: "environments and workers" }));
+      details.append(element("div", { className: "scroll" }, ...more));
+      place.append(details);
+    }
+  });
+}
+
+// --- Begin -----------------------------------------------------------------------------------------------------------
+
+document.querySelectorAll("[data-figures]").forEach(showFigures);
+document.querySelectorAll("[data-state]").forEach(showState);
+for (const place of document.querySelectorAll("[data-figure]")) {
+  const data = JSON.parse(place.dataset.figure);
+  const plot = new Plot(data);
+  place.append(plot.element);
+  plot.draw();
+}
