@@ -303,7 +303,7 @@ def _shorten(text: str, options: PrintOptions) -> str:
     return f"{text[:half]}\n… {left_out:,} characters left out; {options.to_see_all} …\n{text[-half:]}"
 
 
-def _conversation(messages: list[dict[str, Any]], options: PrintOptions) -> Iterator[Text]:
+def _conversation(messages: Sequence[Row], options: PrintOptions) -> Iterator[Text]:
     for message in messages:
         name = f" {printable(message['name'])}" if message["name"] else ""
         text = Text(f"{printable(message['role'])}{name}  ", style="bold cyan")
@@ -442,7 +442,7 @@ def _shown_answers(rows: list[dict[str, Any]], options: PrintOptions) -> Iterato
         yield from (("best", scored[-1]), ("worst", scored[0]))
 
 
-def prompt_of[M: Row](messages: Sequence[M]) -> list[M]:
+def prompt_of(messages: Sequence[Row]) -> list[Row]:
     """Return the messages before the first answer."""
     return list(takewhile(lambda message: message["role"] != "assistant", messages))
 
