@@ -8,7 +8,8 @@ from ludic.app.show.web.conversation import Row, paged, uses_by_rollout
 from ludic.app.show.web.pages import Answer, PageRequest, Table, page
 from ludic.records import MAX_TOKENS, add_rewards, ended_by
 
-_INDENT = "  "
+_INDENT = "\N{NO-BREAK SPACE}" * 3
+_MOST_INDENT = 20
 _ID_DIGITS = 12
 
 
@@ -34,7 +35,7 @@ def agents_table(request: PageRequest, found: Lookup) -> Table:
     uses = uses_by_rollout(found)
     rows = [
         {
-            "agent": f"{_INDENT * level}{row['agent_id']}{' ◀' if row['rollout_id'] == shown_id else ''}",
+            "agent": f"{_branch(level)}{row['agent_id']}{' ◀' if row['rollout_id'] == shown_id else ''}",
             "segment_index": row["segment_index"],
             "rollout_id": row["rollout_id"],
             "parent_rollout_id": row["parent_rollout_id"],
@@ -59,6 +60,10 @@ def agents_table(request: PageRequest, found: Lookup) -> Table:
     if request.page.name != "episode":
         links = {"rollout_id": lambda row: request.link("rollout", id=row["rollout_id"])}
     return Table(name="agents", rows=rows, columns=columns, titles=titles, links=links)
+
+
+def _branch(level: int) -> str:
+    return f"{_INDENT * (min(level, _MOST_INDENT) - 1)}└ " if level else ""
 
 
 def walk(rows: Sequence[Row]) -> Iterator[tuple[int, Row, Row | None]]:

@@ -27,7 +27,8 @@ def evaluations(request: PageRequest) -> Answer:
         versions = stored_versions(con, root, request.query.get("versions"))
         found = numbers(root, config, Chosen(versions=versions), con=con) if versions else None
     if found is None:
-        return Answer("evaluations.html.j2", {"tables": [], "figures": [], "versions": [], "pair": None})
+        values = {"tables": [], "figures": [], "versions": [], "pair": None}
+        return Answer("evaluations.html.j2", values, title="Evaluations")
     shown = Evaluation(url=root.url, numbers=found, confidence=config.confidence)
     tables = [table_of(part) for part in shown.parts() if isinstance(part, Frame)]
     values = {
@@ -36,7 +37,7 @@ def evaluations(request: PageRequest) -> Answer:
         "versions": versions,
         "pair": (versions[0], versions[-1]) if len(versions) > 1 else None,
     }
-    return Answer("evaluations.html.j2", values, tables=tables)
+    return Answer("evaluations.html.j2", values, title="Evaluations", tables=tables)
 
 
 @page("paired", "Comparison")

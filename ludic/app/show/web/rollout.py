@@ -70,7 +70,7 @@ def rollout(request: PageRequest) -> Answer:
         "default_label": LABEL,
         "code": [_code_fact(request, record) for record in found.code],
         "origin": _origin(request, found),
-        "example_href": request.link("example", env=row["env_name"], id=row["env_example_id"]),
+        "example_href": _example(request, row),
     }
     tables += [table for table in (agents, turns) if table is not None]
     return Answer("rollout.html.j2", values, title=f"Rollout …{row['rollout_id'][-_ID_DIGITS:]}", tables=tables)
@@ -96,16 +96,27 @@ def head_of(request: PageRequest, found: Lookup) -> list[Fact]:
     advantage = None if use is None or use["advantage"] is None else f"{use['advantage']:+.6g}"
     facts = [
         Fact("reward", reward),
-        Fact("advantage", advantage or "none yet"),
+        Fact("advantage", advantage or ("none yet" if use is None else "none")),
         *(Fact(name, number(value)) for name, value in row["reward_components"].items()),
         Fact("correct", "" if row["correct"] is None else cell(row["correct"]).plain),
         *(Fact(name, cell(row[name], 200).plain) for name in extra_names(list(row)) if row[name] is not None),
         Fact("end", end_in_full(row)),
         Fact("training", "not considered yet" if use is None else _fate(use)),
-        Fact("tokens", f"{row['response_length']:,}, {row['action_length']:,} of them sampled"),
+        Fact("tokens", _lengths(row)),
         Fact("turns", str(row["num_turns"])),
+        Fact("version", str(row["version"])),
+        Fact("example", f"{row['env_name']} {row['env_example_id']}", _example(request, row)),
     ]
     return [fact for fact in facts if fact.text]
+
+
+def _example(request: PageRequest, row: dict[str, Any]) -> str:
+    return request.link("example", env=row["env_name"], id=row["env_example_id"])
+
+
+def _lengths(row: dict[str, Any]) -> str:
+    length, sampled = row["response_length"], row["action_length"]
+    return f"{length:,}" if length == sampled else f"{length:,}, {sampled:,} of them sampled"
 
 
 def _fate(use: dict[str, Any]) -> str:

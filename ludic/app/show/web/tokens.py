@@ -97,15 +97,18 @@ _ABSENT: Mapping[Color, str] = {
 def _keys(color: Color, scale: float) -> Iterable[ColourKey]:
     match color:
         case "logprob":
+            yield ColourKey("", "probability")
             for index, least in enumerate(_LEAST_PROBABILITIES):
-                yield ColourKey(f"q{index}", f"probability ≥ {least:g}" if least else "less")
+                yield ColourKey(f"q{index}", f"≥ {least:g}" if least else "less")
         case "ratio":
+            yield ColourKey("", "probability: trainer's / sampler's")
             for index in range(len(_RATIO_STEPS), 0, -1):
                 yield ColourKey(f"n{index}", f"≤ {1 / _RATIO_STEPS[index - 1]:.3g}")
-            yield ColourKey("z", "1, trainer / sampler")
+            yield ColourKey("z", "1")
             for index, least in enumerate(_RATIO_STEPS, start=1):
                 yield ColourKey(f"p{index}", f"≥ {least:g}")
         case "advantage":
+            yield ColourKey("", "advantage")
             bounds = [share * scale for share in (*_SHARES, 1.0)]
             for index in range(len(bounds), 0, -1):
                 yield ColourKey(f"n{index}", f"to {-bounds[index - 1]:+.3g}")

@@ -32,7 +32,7 @@ def requests(request: PageRequest) -> Answer:
         values |= {"groups": some, "chosen": chosen}
         values["pages"] = page_links(request, "row", chosen["num_groups"], _ROWS_A_PAGE, "groups")
         tables.append(some)
-    return Answer("requests.html.j2", values, tables=tables)
+    return Answer("requests.html.j2", values, title="Requests", tables=tables)
 
 
 def _chosen(request: PageRequest, counts: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -88,7 +88,7 @@ def drops(request: PageRequest) -> Answer:
         values |= {"rollouts": some, "reason": reason, "count": count}
         values["pages"] = page_links(request, "row", count, _ROWS_A_PAGE, "rollouts")
         tables.append(some)
-    return Answer("drops.html.j2", values, tables=tables)
+    return Answer("drops.html.j2", values, title="Drops", tables=tables)
 
 
 def _dropped(request: PageRequest, reason: str, count: int) -> Table:
