@@ -7,7 +7,8 @@ and order may name every column of its relation; they are part of a query that m
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -21,17 +22,22 @@ from ludic.app.show.stats import FRACTIONS
 from ludic.app.show.status import RunStatus
 from ludic.app.show.transcript import Lookup, TokenReader, load_token_reader
 from ludic.app.show.watch import Watcher, stored_diagnostics
-from ludic.errors import QueryError
+from ludic.errors import LudicError, QueryError
 from ludic.records import WITHOUT_LOGPROBS
 from ludic.root import Root
 from ludic.root.rows import LABEL, put_label
-from ludic.root.sql import ask, connect, figure, means, quote, refresh, result_of, texts, to_frame
+from ludic.root.sql import ask, connect, figure, means, quote, refresh, renew, result_of, texts, to_frame
 from ludic.run import Diagnostic
 
 RolloutTable = Literal["rollouts", "evals"]
 RowLevel = Literal["version", "environment", "example", "group", "rollout"]
 
 _END = "ended_by(truncation_reason, finish_reason, parse_error) as ended_by"
+WHOLE_TEXTS = (
+    "list_filter(messages, lambda message: message.role = 'user')[1].content as prompt, "
+    "list_filter(messages, lambda message: message.role = 'assistant')[-1].content as answer, reward_components"
+)
+"""SQL of the question and the last answer of a rollout, without a cut, and of the components of its reward."""
 TEXTS = ("prompt", "answer")
 """Columns of texts, which are read only for the rows of a page, since messages are most of the stored data."""
 _FIRST_COLUMNS = ("rollout_id", "episode_reward", "correct", "marks")
@@ -294,9 +300,10 @@ class RunData:
     StoreError.
     """
 
-    def __init__(self, root: Root, author: str | None = None) -> None:
+    def __init__(self, root: Root, author: str | None = None, memory_bytes: int | None = None) -> None:
+        """author: of labels; None is the user of this machine. memory_bytes: of all queries; None: DuckDB's limit."""
         self.root, self._author = root, author
-        self._opened = _Opened(root)
+        self._opened = _Opened(root, memory_bytes)
         self._lock = threading.Lock()
         self._running: set[duckdb.DuckDBPyConnection] = set()
         self._stopped_by = ""
@@ -304,8 +311,8 @@ class RunData:
 
     def session(self) -> "RunData":
         """Return the same data for one caller, whose queries `stop` ends alone."""
-        session = RunData(self.root, self._author)
-        session._opened = self._opened
+        session = copy(self)
+        session._lock, session._running = threading.Lock(), set()
         return session
 
     def rows(self, listing: Listing, where: str, order: Order) -> pl.DataFrame:
@@ -375,6 +382,11 @@ class RunData:
         """Let later queries show rollouts that are stored by then."""
         refresh(self._opened.connection())
 
+    def renew(self) -> None:
+        """Do as `refresh` does, but list the files in this call, so that no query waits for it."""
+        with suppress(LudicError):  # the pages show it
+            renew(self._opened.connection())
+
     def find(self, rollout_id: str, *, trained: bool = True) -> Lookup:
         """Return a rollout, or one that the end of its id identifies.
 
@@ -422,8 +434,8 @@ class RunData:
 class _Opened:
     """What the sessions of a run share: its connection and its token reader, each opened when it is needed."""
 
-    def __init__(self, root: Root) -> None:
-        self._root = root
+    def __init__(self, root: Root, memory_bytes: int | None) -> None:
+        self._root, self._memory_bytes = root, memory_bytes
         self._lock = threading.Lock()
         self._connection: duckdb.DuckDBPyConnection | None = None
         self.watching = threading.Lock()
@@ -436,7 +448,7 @@ class _Opened:
     def connection(self) -> duckdb.DuckDBPyConnection:
         with self._lock:
             if self._connection is None:
-                self._connection = connect(self._root, sealed=True)
+                self._connection = connect(self._root, sealed=True, memory_bytes=self._memory_bytes)
             return self._connection
 
     @cached_property

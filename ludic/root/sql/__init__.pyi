@@ -4,6 +4,7 @@ from .connection import connect as connect
 from .connection import open_duckdb as open_duckdb
 from .connection import open_roots as open_roots
 from .connection import refresh as refresh
+from .connection import renew as renew
 from .lazy_frames import scan as scan
 from .library import MEASURE_KEYS as MEASURE_KEYS
 from .library import SqlText as SqlText

@@ -91,7 +91,10 @@ _snapshots: WeakKeyDictionary[duckdb.DuckDBPyConnection, list[Snapshot]] = WeakK
 
 
 def connect(
-    *roots: RootLike | Iterable[RootLike], without: Iterable[str] = (), sealed: bool = False
+    *roots: RootLike | Iterable[RootLike],
+    without: Iterable[str] = (),
+    sealed: bool = False,
+    memory_bytes: int | None = None,
 ) -> duckdb.DuckDBPyConnection:
     """Return an in-memory DuckDB with a view for each table of one or several runs.
 
@@ -103,9 +106,13 @@ def connect(
     without: names below each root of Parquet files to leave out, such as those that can't be read.
     sealed: DuckDB opens files of these roots and no others, loads no extension and keeps its settings. A statement can
     still write into the roots, by COPY or ATTACH, for example: `check_only_reads` refuses such statements.
+    memory_bytes: memory of all queries together, which then write nothing to disk; None leaves DuckDB's limit.
     """
     opened, without = open_roots(roots), list(without)
     con = open_duckdb()
+    if memory_bytes is not None:
+        con.execute(f"set memory_limit = '{memory_bytes} B'")
+        con.execute("set temp_directory = ''")
     snapshots = [Snapshot(root, without) for root in opened]
     urls = create_views(con, opened, snapshots, without)
     # Refresh last: DuckDB requests the files when it creates a view, although it needs only the columns.
@@ -183,6 +190,14 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
         raise QueryError("refresh needs a connection that ludic.connect returned, not a cursor of one")
     for snapshot in _snapshots[con]:
         snapshot.refresh()
+
+
+def renew(con: duckdb.DuckDBPyConnection) -> None:
+    """Do as `refresh` does, but list the files in this call, so that no query waits for it. Raises QueryError."""
+    if con not in _snapshots:
+        raise QueryError("renew needs a connection that ludic.connect returned, not a cursor of one")
+    for snapshot in _snapshots[con]:
+        snapshot.renew()
 
 
 def open_duckdb() -> duckdb.DuckDBPyConnection:

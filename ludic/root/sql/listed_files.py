@@ -72,6 +72,14 @@ class Snapshot:
             self.has_begun = True
             self._stored.clear()
 
+    def renew(self) -> None:
+        """List the files again now; queries see the old list until the new one is complete."""
+        with self._lock:
+            folders = list(self._stored)
+        found = {folder: self._look(folder) for folder in folders}
+        with self._lock:
+            self._stored |= found
+
     def stored(self, folder: Folder) -> Stored:
         """Return the files that serve a folder."""
         with self._lock:

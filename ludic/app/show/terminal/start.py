@@ -23,12 +23,11 @@ _TITLE = "ludic view"
 
 def view_run(root: Root, options: ViewOptions) -> None:
     """Open the viewer of a run."""
-    require("textual", "view", "the viewer")
+    require("uvicorn" if options.web else "textual", "view", "the viewer")
     if options.rollout_id is not None:
         found = look_up(root, options.rollout_id, "rollout").record.rollout_id
         options = replace(options, rollout_id=found)
     if options.web:
-        require("uvicorn", "view", "the viewer in a browser")
         from ludic.app.show.web.server import serve
 
         serve(root, options)
@@ -45,6 +44,28 @@ def view_run(root: Root, options: ViewOptions) -> None:
         raise ConfigError(f"the viewer needs a terminal; {said}")
     with app.showing_warnings():
         app.run()
+
+
+def view_runs(folder: str, options: ViewOptions) -> None:
+    """List the runs below a folder; the viewer of a chosen run leads back to the list."""
+    for name, is_given in {"ID": options.rollout_id, "picture": options.picture}.items():
+        if is_given:
+            raise ConfigError(
+                f"{folder} is not a run, and {name} is of one; `ludic runs {folder}` lists the runs below it"
+            )
+    require("uvicorn" if options.web else "textual", "view", "the viewer")
+    if options.web:
+        from ludic.app.show.web.server import serve
+
+        serve(folder, options)
+        return
+    if not has_terminal():
+        raise ConfigError(f"the viewer needs a terminal; `ludic runs {folder}` prints to files and pipes")
+    from ludic.app.show.terminal.run_list import RunListApp
+
+    chosen: str | None = None
+    while (chosen := RunListApp(folder, chosen).run()) is not None:
+        view_run(Root.open(chosen), options)
 
 
 def has_terminal() -> bool:

@@ -26,7 +26,9 @@ from starlette.staticfiles import StaticFiles
 from ludic.app.show.figures import COLOURS, DARK_COLOURS
 from ludic.app.show.html import spelt, templates
 from ludic.app.show.lookup import UnknownIdError
-from ludic.app.show.web import (  # noqa: F401  # add a module of pages here: they register themselves
+
+# Modules of pages, which register themselves.
+from ludic.app.show.web import (  # noqa: F401
     code,
     compare,
     episode,
@@ -35,6 +37,8 @@ from ludic.app.show.web import (  # noqa: F401  # add a module of pages here: th
     lists,
     overview,
     rollout,
+    several,
+    sql_box,
     training,
 )
 from ludic.app.show.web.pages import PAGES, Answer, Answers, Json, PageRequest, Redirect, Table, menu
@@ -82,8 +86,9 @@ class Answering:
             page = await self._read(request, label, name)
         except LudicError as error:
             return _problem(request, error)
+        limit_s = None if _CSV in request.query_params else MOST_SECONDS
         async with self._turns:
-            return await self._in_thread(request, page, lambda: self._respond(request, page))
+            return await self._in_thread(request, page, lambda: self._respond(request, page), limit_s)
 
     async def _read(self, request: Request, label: str, name: str) -> PageRequest:
         """Return the request as a page sees it. Raises UnknownIdError for a page or run that there is not."""
@@ -99,7 +104,7 @@ class Answering:
             page=page,
             label=label,
             run=self._site.run(label) if page.of_run else None,
-            query={key: value for key, value in request.query_params.items() if key != _CSV},
+            pairs=[pair for pair in request.query_params.multi_items() if pair[0] != _CSV],
             form=await _form(request) if request.method == "POST" else {},
         )
 
@@ -132,11 +137,9 @@ class Answering:
         chunk: bytes | None = first
         while chunk is not None:
             yield chunk
-            chunk = await self._in_thread(request, page, lambda: next(chunks, None), limit_s=None)
+            chunk = await self._in_thread(request, page, lambda: next(chunks, None), None)
 
-    async def _in_thread(
-        self, request: Request, page: PageRequest, work: Callable[[], T], limit_s: float | None = MOST_SECONDS
-    ) -> T:
+    async def _in_thread(self, request: Request, page: PageRequest, work: Callable[[], T], limit_s: float | None) -> T:
         """Run in a thread; ends the queries of the page if the browser goes away or the server ends."""
         done = _start(work)
         ends: list[asyncio.Future[Any]] = [

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ludic.app.show.data import (
+    WHOLE_TEXTS,
     Listing,
     Order,
     RolloutTable,
@@ -36,6 +37,8 @@ _SCOPES: Mapping[str, Callable[[str], Any]] = {
     "agent_id": str,
 }
 """Columns that an address may fix to a value, and how the value is read."""
+_HINTS = ("correct", "not correct and episode_reward > 0", "error is not null", "incomplete_completion")
+"""Predicates over rollouts that people often ask for."""
 _COMPONENTS = "components"
 """Column of the reward's components, which is read for the rows of a page, as texts are."""
 _HIDDEN = ("rollout_id", "version")
@@ -185,6 +188,7 @@ def _listed(
     num_rows = min(_MOST_ROWS, max(1, request.whole_number("rows", _ROWS)))
     rows, total, problem = _rows(request, listing, where, order, first, num_rows)
     shown = _informative(columns or listing.columns, listing, rows)
+    whole = WHOLE_TEXTS if listing.kind == "rollout" else ""
     table = Table(
         name=listing.kind + "s",
         rows=rows,
@@ -192,7 +196,10 @@ def _listed(
         titles=titles or {},
         links=links,
         sorts={name: _sort(request, listing, order, name) for name in shown if name in listing.stored},
-        query=(listing.query(where, order, None), listing.params),
+        query=(
+            listing.query(where, order, None, more=whole),
+            listing.params,
+        ),
     )
     scopes = {name: request.here(**{name: None}, **_FIRST) for name in _SCOPES if request.query.get(name)}
     values = {
@@ -208,6 +215,7 @@ def _listed(
         "scopes": scopes,
         "others": others or {},
         "can_search": can_search,
+        "hints": {text: request.here(where=text, **_FIRST) for text in _HINTS} if listing.kind == "rollout" else {},
         "names": listing.stored,
         "kept": {name: value for name, value in request.query.items() if name not in ("where", "search", "first")},
     }

@@ -6,9 +6,11 @@ run has stored new metrics.
 
 from typing import Any
 
+from ludic.app.show.data import RunData
 from ludic.app.show.figures import FigureData, figure_names, read_figure, read_figures
 from ludic.app.show.status import as_texts
 from ludic.app.show.web.pages import Answer, Json, PageRequest, Table, page
+from ludic.app.show.web.site import Site
 from ludic.root.rows import metrics_file_names
 
 
@@ -32,8 +34,13 @@ select
 def state(request: PageRequest) -> Json:
     """The state of the run, as `ludic watch` shows it."""
     status = request.data.status()
-    facts, tables = as_texts(status)
-    return Json({"facts": facts, "tables": tables, "unreadable": list(status.unreadable)})
+    lines, tables = as_texts(status)
+    facts, more = ([line for line in lines if (line[0] in _FIRST) is is_first] for is_first in (True, False))
+    return Json({"facts": facts, "more": more, "tables": tables, "unreadable": list(status.unreadable)})
+
+
+_FIRST = ("trainer", "step", "balance", "dropped")
+"""Lines of the state that are not folded."""
 
 
 @page("figures", "figures")
@@ -42,19 +49,24 @@ def figures(request: PageRequest) -> Json:
     by = request.query.get("by") or None
     if request.query.get("of") == "evaluation":
         return Json({"figures": _linked(request, _evaluation(request))})
-    found, warnings = request.kept(f"figures {by}", _newest(request), lambda: _read(request, by))
+    found, warnings = _of_steps(request.site, request.label, request.data, by)
     return Json({"figures": _linked(request, found, by), "warnings": warnings})
 
 
-def _newest(request: PageRequest) -> Any:
-    """Return a value that changes when the run has stored new metrics."""
-    return metrics_file_names(request.data.root)
+def _of_steps(site: Site, label: str, data: RunData, by: str | None) -> tuple[list[FigureData], list[str]]:
+    """Return the curves of steps and the warnings, which are read again when the run has stored new metrics."""
+
+    def read() -> tuple[list[FigureData], list[str]]:
+        diagnostics = data.diagnostics()
+        with data.reading() as con:
+            return read_figures(con, data.root, diagnostics, by=by), list(map(str, diagnostics))
+
+    return site.kept((label, f"figures by {by}"), metrics_file_names(data.root), read)
 
 
-def _read(request: PageRequest, by: str | None) -> tuple[list[FigureData], list[str]]:
-    diagnostics = request.data.diagnostics()
-    with request.data.reading() as con:
-        return read_figures(con, request.data.root, diagnostics, by=by), list(map(str, diagnostics))
+def curves_of(site: Site, label: str, data: RunData) -> list[FigureData]:
+    """Return the curves of a run."""
+    return _of_steps(site, label, data, None)[0]
 
 
 def _evaluation(request: PageRequest) -> list[FigureData]:

@@ -36,7 +36,7 @@ from urllib.parse import quote
 
 from ludic.app.show.data import RunData
 from ludic.app.show.web.site import Site
-from ludic.base import Result, column_format
+from ludic.base import Frame, Result, column_format
 from ludic.base.printable import printable
 from ludic.errors import ConfigError
 
@@ -60,9 +60,27 @@ class PageRequest:
     """Label of the run in a folder of runs; "" if the site has one run, or the page is of no run."""
     run: RunData | None
     """The run, for this request alone; None for a page of no run."""
-    query: Mapping[str, str]
+    pairs: Sequence[tuple[str, str]]
+    """Names and values of the address, in order."""
     form: Mapping[str, str] = field(default_factory=dict)
     """Fields of a POST request."""
+    opened: list[RunData] = field(default_factory=list)
+    """Other runs that the page has opened."""
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """Values of the address by name; the last one of a name that is given again."""
+        return dict(self.pairs)
+
+    def values(self, name: str) -> list[str]:
+        """Return all values of a name in the address."""
+        return [value for known, value in self.pairs if known == name]
+
+    def open(self, label: str) -> RunData:
+        """Return another run of the site, for this request alone."""
+        run = self.site.run(label)
+        self.opened.append(run)
+        return run
 
     @property
     def data(self) -> RunData:
@@ -76,8 +94,8 @@ class PageRequest:
 
     def stop(self, reason: str = "") -> None:
         """End the queries of this request."""
-        if self.run is not None:
-            self.run.stop(reason)
+        for run in [*([self.run] if self.run is not None else []), *self.opened]:
+            run.stop(reason)
 
     def required(self, name: str) -> str:
         """Return a parameter of the address. Raises ConfigError if it is missing."""
@@ -95,12 +113,12 @@ class PageRequest:
         return int(text)
 
     def link(self, page: str, /, **query: Any) -> str:
-        """Return the address of a page of this run. query: values, without those that are None or empty."""
+        """Return the address of a page of this run. query: values or lists of them, without None and empty ones."""
         return self.site.link(self.label, page, query)
 
     def here(self, **changes: Any) -> str:
         """Return the address of this page with other values; None leaves one out."""
-        return self.link(self.page.name, **{**self.query, **changes})
+        return self.link(self.page.name, **{**{name: self.values(name) for name in self.query}, **changes})
 
 
 # --- Answers ---------------------------------------------------------------------------------------------------------
@@ -139,6 +157,20 @@ class Table:
     """Address that sorts by a column, and an arrow if it is sorted by that column, by column."""
     query: tuple[str, Mapping[str, Any]] | None = None
     """SQL and parameters of the rows of the CSV; None: `rows` are all rows, and the CSV has all of their columns."""
+
+    @classmethod
+    def of(cls, frame: Frame, links: Mapping[str, RowLink] | None = None) -> "Table":
+        """Return the table of a frame of a Result. Its CSV has all columns of all rows."""
+        rows = [{**row, **{name: of(row) for name, of in frame.derived.items()}} for row in frame.rows]
+        heading = frame.heading or (frame.name if frame.has_heading else "")
+        return cls(
+            name=frame.name,
+            rows=rows,
+            columns=frame.shown,
+            heading=heading,
+            titles=frame.titles,
+            links=links or {},
+        )
 
     def head(self) -> list[Cell]:
         """Return the titles of the shown columns."""

@@ -23,13 +23,9 @@ from ludic.errors import ConfigError
 from ludic.root import Root
 
 
-def serve(root: Root, options: ViewOptions) -> None:
-    """Serve one run until SIGINT or SIGTERM. Raises ConfigError if the port is taken."""
-    serve_site(Site(root, author=options.author), options)
-
-
-def serve_site(site: Site, options: ViewOptions) -> None:
-    """Serve the runs of a site until SIGINT or SIGTERM. Raises ConfigError if the port is taken."""
+def serve(shown: Root | str, options: ViewOptions) -> None:
+    """Serve a run, or the runs below a folder or URL, until SIGINT or SIGTERM. Raises ConfigError if the port is
+    taken."""
     with _listen(options.host, options.port) as listener:
         if options.host not in LOCAL_HOSTS:
             print(
@@ -37,8 +33,9 @@ def serve_site(site: Site, options: ViewOptions) -> None:
                 "reads the token or the cookie on the way can read this run and label its rollouts",
                 file=sys.stderr,
             )
-        threading.Thread(target=site.warm_up, name="ludic-open", daemon=True).start()
-        asyncio.run(_serve(site, listener, options))
+        with Site(shown, author=options.author) as site:
+            threading.Thread(target=site.warm_up, name="ludic-open", daemon=True).start()
+            asyncio.run(_serve(site, listener, options))
 
 
 async def _serve(site: Site, listener: socket.socket, options: ViewOptions) -> None:

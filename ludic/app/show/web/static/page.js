@@ -249,21 +249,26 @@ function showWarnings(warnings) {
 // --- The state of a run ----------------------------------------------------------------------------------------------
 
 function showState(place) {
-  follow(place, ({ facts, tables, unreadable }) => {
-    const rows = facts.map(([name, text]) =>
-      element("tr", {}, element("th", { textContent: name }), element("td", {}, element("pre", { textContent: text }))),
+  const row = ([name, text]) =>
+    element("tr", {}, element("th", { textContent: name }), element("td", {}, element("pre", { textContent: text })));
+  const table = (facts) =>
+    element("div", { className: "scroll" }, element("table", { className: "facts" }, element("tbody", {}, ...facts.map(row))));
+  follow(place, ({ facts, more, tables, unreadable }) => {
+    const details = element("details", { open: place.querySelector("details")?.open ?? false });
+    details.append(element("summary", { textContent: "more of its state, environments and workers" }), table(more));
+    details.append(
+      element("div", { className: "scroll" }, ...tables.map((text) => element("pre", { className: "wide", textContent: text }))),
     );
-    const isOpen = place.querySelector("details")?.open ?? false;
-    const more = tables.map((text) => element("pre", { className: "wide", textContent: text }));
-    place.replaceChildren(
-      ...unreadable.map((text) => element("p", { className: "bad", textContent: text })),
-      element("div", { className: "scroll" }, element("table", { className: "facts" }, element("tbody", {}, ...rows))),
-    );
-    if (more.length) {
-      const details = element("details", { open: isOpen }, element("summary", { textContent: "environments and workers" }));
-      details.append(element("div", { className: "scroll" }, ...more));
-      place.append(details);
-    }
+    const problems = unreadable.map((text) => element("p", { className: "bad", textContent: text }));
+    place.replaceChildren(...problems, table(facts), details);
+  });
+}
+
+// --- A box for a query -----------------------------------------------------------------------------------------------
+
+function sendByKey(form) {
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
   });
 }
 
@@ -271,6 +276,7 @@ function showState(place) {
 
 document.querySelectorAll("[data-figures]").forEach(showFigures);
 document.querySelectorAll("[data-state]").forEach(showState);
+document.querySelectorAll("[data-query]").forEach(sendByKey);
 for (const place of document.querySelectorAll("[data-figure]")) {
   const data = JSON.parse(place.dataset.figure);
   const plot = new Plot(data);

@@ -1,0 +1,73 @@
+"""Several runs: the table of the runs below a folder, and the curves of chosen ones over each other."""
+
+from typing import Any
+
+from ludic.app.show.figures import FigureData, overlay
+from ludic.app.show.runs import groups_by
+from ludic.app.show.web.overview import curves_of
+from ludic.app.show.web.pages import Answer, Json, PageRequest, Table, page
+from ludic.base import Frame
+from ludic.errors import ConfigError
+
+_MOST_RUNS = 24
+"""Runs whose curves are drawn over each other."""
+_SEEDS = "seed"
+"""Value of the parameter `by` that groups the runs that differ in nothing but the seed."""
+
+
+@page("runs", "runs", of_run=False)
+def show_runs(request: PageRequest) -> Answer:
+    """The runs below the folder; chosen ones are drawn over each other."""
+    found = request.site.table()
+    frames = [part for part in found.parts() if isinstance(part, Frame)]
+    labels = {each.url: each.label for each in found.runs}
+    links = {"run": lambda row: request.site.link(labels[row["url"]], "overview", {})}
+    tables = [Table.of(frame, links) for frame in frames]
+    values = {
+        "found": found,
+        "table": tables[0] if tables else None,
+        "labels": [labels[row["url"]] for row in frames[0].rows] if frames else [],
+        "problems": {each.label: each.problem for each in found.runs if each.problem},
+        "settings": found.differing,
+    }
+    return Answer("runs.html.j2", values, title=f"runs below {found.folder}", tables=tables)
+
+
+@page("curves", "curves", of_run=False)
+def curves(request: PageRequest) -> Answer:
+    """A place for the curves of chosen runs, which the script reads."""
+    labels, by = _chosen(request), request.query.get("by", "")
+    settings = request.site.table().differing
+    source = request.link("overlaid", run=labels, by=by)
+    return Answer(
+        "curves.html.j2", {"labels": labels, "by": by, "settings": settings, "source": source, "seeds": _SEEDS}
+    )
+
+
+@page("overlaid", "overlaid", of_run=False)
+def overlaid(request: PageRequest) -> Json:
+    """The curves of the chosen runs. by: a setting whose equal values make a group, or seed."""
+    labels, by = _chosen(request), request.query.get("by", "")
+    runs = [each for each in request.site.table().runs if each.label in labels]
+    groups = groups_by(runs, None if by == _SEEDS else by) if by else None
+    found = {label: curves_of(request.site, label, request.open(label)) for label in labels}
+    return Json({"figures": [data.to_json() for data in _overlaid(found, groups)]})
+
+
+def _overlaid(found: dict[str, list[FigureData]], groups: dict[str, str] | None) -> list[FigureData]:
+    """Return each figure that any run has, of all runs that have it."""
+    names = dict.fromkeys(data.name for figures in found.values() for data in figures)
+    by_name: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for label, figures in found.items():
+        for data in figures:
+            by_name[data.name][label] = data
+    return [overlay(each, groups) for each in by_name.values()]
+
+
+def _chosen(request: PageRequest) -> list[str]:
+    labels = list(dict.fromkeys(request.values("run")))
+    if not labels:
+        raise ConfigError("no run is chosen; choose some in the list of runs")
+    if len(labels) > _MOST_RUNS:
+        raise ConfigError(f"{len(labels)} runs are chosen, wanted at most {_MOST_RUNS}")
+    return labels
