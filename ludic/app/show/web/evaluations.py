@@ -27,11 +27,11 @@ def evaluations(request: PageRequest) -> Answer:
         versions = stored_versions(con, root, request.query.get("versions"))
         found = numbers(root, config, Chosen(versions=versions), con=con) if versions else None
     if found is None:
-        values = {"tables": [], "figures": [], "versions": [], "pair": None}
-        return Answer("evaluations.html.j2", values, title="Evaluations")
+        nothing: dict[str, Any] = {"tables": [], "figures": [], "versions": [], "pair": None}
+        return Answer("evaluations.html.j2", nothing, title="Evaluations")
     shown = Evaluation(url=root.url, numbers=found, confidence=config.confidence)
     tables = [table_of(part) for part in shown.parts() if isinstance(part, Frame)]
-    values = {
+    values: dict[str, Any] = {
         "figures": [data.to_json() for data in evaluation_figures(found.rows, config.confidence)],
         "tables": [paged(request, table, f"{table.name}_row") for table in reversed(tables)],
         "versions": versions,
