@@ -31,7 +31,8 @@ from ludic.root.rows.tables import MetricsTail
 from ludic.root.weights.policies import latest_policy, read_policy
 
 HERE = Path(__file__).parent
-SINCE_1_8: dict[str, Any] = {"capture": None}
+SINCE_1_9: dict[str, Any] = {"example_columns": None}
+SINCE_1_8: dict[str, Any] = {"capture": None, **SINCE_1_9}
 SINCE_1_6: dict[str, Any] = {"experts": None, **SINCE_1_8}
 SINCE_1_5: dict[str, Any] = {"wanted": None, "correct": None, "traceback": None, **SINCE_1_6}
 SINCE_1_4: dict[str, Any] = {"trajectory_id": None, **SINCE_1_5}
@@ -46,7 +47,8 @@ STORES = {
     "v1.5": SINCE_1_6,
     "v1.6": SINCE_1_8,
     "v1.7": SINCE_1_8,
-    "v1.8": {},
+    "v1.8": SINCE_1_9,
+    "v1.9": {},
 }
 """What a Rollout of each version had not yet, as it reads now."""
 STEPS_SINCE_1_2 = {"agent_steps": "parse_feedback", "environment_steps": "observation_hash"}
@@ -201,7 +203,7 @@ def rewritten(tmp_path: Path, name: str, version: str) -> Root:
 
 
 def test_a_newer_minor_version_reads_the_same(tmp_path, name, expected):
-    root = rewritten(tmp_path, name, "1.9")
+    root = rewritten(tmp_path, name, "1.99")
     reader = RolloutReader(root, ["rollout_id", "group_id"])
     assert reader.poll(None).num_rows == len(list(rows_of(expected, "rollouts")))
     for file, groups in expected["files"].items():
