@@ -274,6 +274,12 @@ FIGURES: Sequence[FigureKind] = (
         unit="seconds",
         columns={"step": "step_s", "waiting for rollouts": "wait_s"},
     ),
+    FigureKind(
+        name="memory_gb",
+        title="Memory",
+        unit="GB, the most of rank 0 since its process began",
+        columns={"memory": "memory_gb"},
+    ),
     FigureKind(name="grad_norm", title="Gradient norm", unit="before clipping", columns={"norm": "grad_norm"}),
     FigureKind(
         name="expert_imbalance",

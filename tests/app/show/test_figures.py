@@ -4,6 +4,7 @@ import ast
 import math
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from ludic.app.show.figures import (
     read_parts,
     short_labels,
 )
-from ludic.errors import ConfigError, QueryError
+from ludic.errors import ConfigError, MissingPackageError, QueryError
 from ludic.root.root import Root
 from ludic.root.sql.connection import Connections
 
@@ -254,6 +255,13 @@ def test_one_line_plots_runs_by_name() -> None:
         ludic.plot({1: run, "1": other}, "loss")  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="there are reward_mean"):
         run.plot("kosten")
+
+
+def test_a_missing_matplotlib_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "ludic.app.operations.drawing")
+    with pytest.raises(MissingPackageError, match=r"matplotlib is not installed; pip install 'ludic-rl\[plot\]'"):
+        ludic.open(GOLDEN).plot("loss")
 
 
 @pytest.mark.slow
