@@ -21,6 +21,7 @@ from benchmarks import (
     planner,
     point_read,
     report,
+    runs,
     scale,
     sql,
     store_size,
@@ -64,6 +65,7 @@ BENCHMARKS = (
     weights,
     viewer,
     report,
+    runs,
     intervals,
 )
 

@@ -36,6 +36,7 @@ NAMES = [
     "open",
     "record",
     "refresh",
+    "runs",
     "scan",
     "sft",
 ]
