@@ -2,9 +2,9 @@
 
     python -m benchmarks.runs
 
-Each run has a trainer that has ended, settings of its own, and 8 files of metrics each of its trainer and of a worker; of
-longer runs as many files are read. The same runs are then listed on an S3 server on this machine (moto,
-one process of Python), without latency and with 20 ms added to each response.
+Each run has settings of its own, a trainer that has ended, and 8 files of metrics each of the trainer and of a worker;
+of a longer run as many files are read. The same runs are then listed on an S3 server on this machine (moto, one process
+of Python), without latency and with 20 ms added to each response.
 """
 
 import os
