@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ludic.base.moved import explain_moved_modules
 
 if TYPE_CHECKING:
-    from ludic.app import Run, create, dpo, fit, grpo, sft
+    from ludic.app import Run, create, dpo, fit, grpo, runs, sft
     from ludic.app import compare_runs as compare
     from ludic.app import open_run as open
     from ludic.app import plot_runs as plot
@@ -47,6 +47,7 @@ _HOMES = {
     "plot": "ludic.app.operations.plots",
     "record": "ludic.run.recording.recorder",
     "refresh": "ludic.root.sql.connection",
+    "runs": "ludic.app.operations.runs",
     "scan": "ludic.root.sql.lazy_frames",
     "sft": "ludic.app.operations.fit",
     "Root": "ludic.root.root",
@@ -86,6 +87,7 @@ __all__ = [
     "plot",
     "record",
     "refresh",
+    "runs",
     "scan",
     "sft",
 ]

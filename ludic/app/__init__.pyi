@@ -38,6 +38,7 @@ from .operations.outcomes import said_of as said_of
 from .operations.plots import plot_runs as plot_runs
 from .operations.run import Run as Run
 from .operations.run import open_run as open_run
+from .operations.runs import runs as runs
 from .show.evaluations import interval_text as interval_text
 from .show.stats import collect_stats as collect_stats
 from .show.terminal.app import ViewApp as ViewApp

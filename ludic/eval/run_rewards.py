@@ -74,12 +74,11 @@ def read_progress(con: duckdb.DuckDBPyConnection, root: Root) -> Progress:
 
 
 def common_amounts(runs: Sequence[Progress]) -> dict[At, int]:
-    """Return the largest step and the largest number of trained tokens that all runs with steps have reached; {} if
-    none has steps."""
-    begun = [run for run in runs if run.last_step is not None]
-    if not begun:
-        return {}
-    return {"step": min(int(run.steps[-1]) for run in begun), "tokens": min(run.num_tokens for run in begun)}
+    """Return the largest step and number of trained tokens that all runs have reached, without those that have none."""
+    steps = [run.last_step for run in runs if run.last_step is not None]
+    tokens = [run.num_tokens for run in runs if run.num_tokens]
+    least: dict[At, Sequence[int]] = {"step": steps, "tokens": tokens}
+    return {at: min(of_runs) for at, of_runs in least.items() if of_runs}
 
 
 def read_rewards(

@@ -213,11 +213,11 @@ class RunTable:
         steps, tokens = ([row for row in self.rewards if row["at"] == at] for at in ("step", "tokens"))
         if not steps:
             return
-        at_tokens = plural(tokens[0]["amount"], "trained token")
+        at_tokens = plural(tokens[0]["amount"], "trained token") if tokens else ""
         is_same = [_without_amount(row) for row in steps] == [_without_amount(row) for row in tokens]
         both = f", which all reach with {at_tokens}" if is_same else ""
-        yield self._frame("at_equal_steps", steps, f"{of} step {steps[0]['amount']}{both}{unit}")
-        if not is_same:
+        yield self._frame("at_equal_steps", steps, f"{of} step {steps[0]['amount']:,}{both}{unit}")
+        if tokens and not is_same:
             yield self._frame("at_equal_tokens", tokens, f"{of} {at_tokens}{unit}", ("steps",))
 
     def _parts_of_evaluations(self) -> Iterator[Part]:

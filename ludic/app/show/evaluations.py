@@ -188,7 +188,7 @@ def interval_text(row: Mapping[str, Any], digits: int = _DIGITS) -> str:
 def interval_phrase(row: Mapping[str, Any], digits: int = _DIGITS) -> str:
     """Return the 95% interval of a row as a part of a sentence, or the reason why there is none."""
     text = interval_text(row, digits)
-    return text if row["low"] is None else f"95% interval {text}"
+    return f"no 95% interval: {text}" if row["low"] is None else f"95% interval {text}"
 
 
 def facts_of(row: Mapping[str, Any], difference: float) -> Iterator[str]:

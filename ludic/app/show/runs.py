@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from ludic.app.show.watch import steps_that_count
 from ludic.base import is_url
-from ludic.errors import ConfigError, LudicError, SchemaError, one_line, unknown_name
+from ludic.errors import ConfigError, LudicError, MissingRootError, SchemaError, one_line, unknown_name
 from ludic.records import Row
 from ludic.root import (
     ATTEMPTS,
@@ -103,8 +103,8 @@ def find_runs(location: str | os.PathLike[str], levels: int = 3) -> list[str]:
     """
     storage = Storage.connect(os.fspath(location))
     if storage.is_local and not Path(storage.path).is_dir():
-        what = "is a file" if Path(storage.path).exists() else "there is no such folder"
-        raise ConfigError(f"{storage.url}: {what}; wanted a run, or a folder with runs")
+        what = " is a file" if Path(storage.path).exists() else ": there is no such folder"
+        raise ConfigError(f"{storage.url}{what}; wanted a run, or a folder with runs")
     runs: list[str] = []
     pending, seen = [""], set[str]()
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -147,6 +147,21 @@ def _entries(storage: Storage, name: str) -> tuple[list[str], list[str]]:
             return [each for each, is_dir in found if not is_dir], [each for each, is_dir in found if is_dir]
         return [], []
     return storage.entries(name)
+
+
+def open_or_find(url: str) -> Root | list[str]:
+    """Return the run at a place, opened, or the URLs of the runs below it. Raises MissingRootError if there is none."""
+    try:
+        return Root.open(url)
+    except MissingRootError:
+        storage = Storage.connect(url)
+        if storage.is_local and not Path(storage.path).is_dir():
+            raise
+        if runs := find_runs(url):
+            return runs
+        raise MissingRootError(
+            f"{url} holds no run, and neither do the folders below it; `ludic run` or `ludic.record` starts one"
+        ) from None
 
 
 # --- Summarise -------------------------------------------------------------------------------------------------------
@@ -254,8 +269,8 @@ def _seconds(root: Root, rows: Sequence[Row], newest: Attempt | None) -> float |
 def _time(text: str) -> datetime | None:
     """Parse a time in ISO 8601; None if it is none."""
     with suppress(ValueError):
-        time = datetime.fromisoformat(text)
-        return time if time.tzinfo else time.replace(tzinfo=UTC)
+        found = datetime.fromisoformat(text)
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
     return None
 
 

@@ -14,6 +14,7 @@ from scipy import stats
 import ludic
 from ludic.app.show.comparison import matching_runs, open_runs
 from ludic.app.show.evaluations import Comparison
+from ludic.base.results import Frame
 from ludic.errors import ConfigError, MissingRootError
 from ludic.eval.statistics import holm
 from ludic.root.json_records import CodeRecord
@@ -73,55 +74,32 @@ def test_runs_are_compared_at_the_last_step_and_with_the_tokens_that_all_have(tm
     assert json.loads(json.dumps(found.to_dict()))["rewards"][1]["run"] == "b"
 
 
-def test_few_groups_have_no_interval_and_equal_windows_are_shown_once(tmp_path: Path) -> None:
-    runs = [make(tmp_path, "a", FEW, 1), make(tmp_path, "b", MANY, 1)]
+EVIL = "<script>[red]\x1b[31m"
+
+
+def test_few_groups_have_no_interval_and_hostile_names_are_text(tmp_path: Path) -> None:
+    runs = [make(tmp_path, f"{EVIL}a", FEW, 1), make(tmp_path, f"{EVIL}b", MANY, 1)]
     found = ludic.compare(runs)
     assert [row["low"] for row in rewards(found, "step")] == [None, None]
-    assert "too few examples (3)" in repr(found)
-    assert "up to step 1, which all reach with 90 trained tokens" in repr(found)
-    assert "the runs have recorded no difference" in repr(found)
-
-
-def test_code_data_and_machine_that_differ_are_named(tmp_path: Path) -> None:
-    def code(rows: str, reward: str, name: str) -> list[CodeRecord]:
-        own = {"sha256": reward * 64, "path": "/home/me/[b]reward.py", "imports": {"helper": "f" * 64}}
-        return [
-            CodeRecord(role="scorer", name=f"{name}/inputs/reward.py:ludic_score", **own),  # type: ignore[arg-type]
-            CodeRecord(role="environment", name=f"qa/{name}", sha256=rows * 64),
-            CodeRecord(role="advantage", name="grpo", sha256="e" * 64, package="ludic-rl 0.1.0"),
-        ]
-
-    roots = [make(tmp_path, name, last=0) for name in ("a", "b", "c")]
-    cpu = {"device": "cpu", "torch": "2.13", "num_threads": [1]}
-    for root, rows, reward, torch in zip(roots, "112", "337", ("2.12", "2.13", "2.13"), strict=True):
-        train_on(root, {1: FEW}, code=code(rows, reward, root.url), numerics=cpu | {"torch": torch})
-    found = ludic.compare(roots)
-    assert found.runs is not None
-    told = [(row["kind"], row["name"], list(row["values"].values())) for row in found.runs.differing]
-    same, other = "[b]reward.py 333333333333", "[b]reward.py 777777777777"
-    assert told == [
-        ("code", "scorer reward.py:ludic_score", [same, same, other]),
-        # equal rows are one data set, whatever each root calls them
-        ("data", f"qa/{roots[0].url}", ["1" * 12, "1" * 12, None]),
-        ("data", f"qa/{roots[2].url}", [None, None, "2" * 12]),
-        ("machine", "torch", ["2.12", "2.13", "2.13"]),
-    ]
-    assert "[b]reward.py" in repr(found)
-
-
-@pytest.mark.parametrize("num_runs", [2, 7])
-def test_hostile_names_and_values_are_text(tmp_path: Path, num_runs: int) -> None:
-    evil = "<script>[red]\x1b[31m"
-    for number in range(num_runs):
-        make(
-            tmp_path, f"{evil}{number}", last=1, run={"system_prompt": f"{evil}{number}"} if False else {"seed": number}
-        )
-    found = ludic.compare([str(tmp_path)])
-    assert "\x1b" not in repr(found)
-    assert f"<script>[red]\\x1b[31m{num_runs - 1}" in repr(found)
+    shown = repr(found)
+    assert "too few examples (3)" in shown
+    assert "up to step 1, which all reach with 90 trained tokens" in shown
+    assert "the runs have recorded no difference" in shown
+    assert ("\x1b" in shown, "<script>[red]\\x1b[31mb" in shown) == (False, True)
     assert "<script>" not in found._repr_html_()
 
 
+@pytest.mark.slow
+def test_many_runs_that_differ_are_listed_by_value(tmp_path: Path) -> None:
+    for number in range(7):
+        make(tmp_path, f"{EVIL}{number}", last=1, run={"seed": number // 6})
+    found = ludic.compare([str(tmp_path)])
+    listed = ", ".join(f"{EVIL}{number}" for number in range(6))
+    (frame,) = [part for part in found.parts() if isinstance(part, Frame) and part.name == "differing"]
+    assert frame.derived["runs by value"](frame.rows[0]) == f"0 ({listed}); 1 ({EVIL}6)"
+
+
+@pytest.mark.slow
 def test_evaluations_are_paired_where_examples_are_equal_and_corrected_over_all_runs(tmp_path: Path) -> None:
     roots = [make(tmp_path, name, last=0) for name in ("a", "b", "c", "d")]
     answers = {"a": [0.0] * 8, "b": [1.0] * 8, "c": [1.0] * 6 + [0.0] * 2}
@@ -140,6 +118,7 @@ def test_evaluations_are_paired_where_examples_are_equal_and_corrected_over_all_
     assert found.runs.notes[-1].startswith(f"evaluation of d not compared: {roots[3].url} has no evaluation")
 
 
+@pytest.mark.slow
 def test_runs_that_differ_by_their_seeds_alone_are_one_row(tmp_path: Path) -> None:
     made = {
         "a0": (0, 1e-6, FEW),
@@ -165,6 +144,7 @@ def test_runs_that_differ_by_their_seeds_alone_are_one_row(tmp_path: Path) -> No
     assert found.frame("runs")["group"].to_list() == ["learning_rate=1e-06"] * 2 + ["learning_rate=3e-06"] * 3
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path: Path) -> None:
     make(tmp_path, "a", run={"seed": 0, "temperature": 1.0}, learning_rate=1e-6)
     make(tmp_path, "b", run={"seed": 1, "temperature": 0.5}, learning_rate=1e-6)
@@ -176,8 +156,21 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path: Path)
         ("learning_rate=1e-06: temperature=0.5", 2),
     ]
     assert "runs of one learning_rate that differ in more than the seed are groups of their own" in repr(found)
-    with pytest.raises(ConfigError, match="setting 'learning_rat' is unknown.*learning_rate"):
+    with pytest.raises(ConfigError, match=r"setting 'learning_rat' is unknown.*learning_rate"):
         ludic.compare([str(tmp_path)], by="learning_rat")
+
+
+@pytest.mark.slow
+def test_the_report_of_the_runs_is_written_beside_the_table(tmp_path: Path) -> None:
+    runs = [make(tmp_path, "first<b>", FEW), make(tmp_path, "other", MANY, learning_rate=1e-3)]
+    page = tmp_path / "page.html"
+    found = ludic.Run(runs[0]).compare(runs[1].url, output=page)
+    assert found.to_dict()["page"] == str(page)
+    text = page.read_text()
+    assert "first&lt;b&gt;" in text
+    assert "first<b>" not in text
+    with pytest.raises(ConfigError, match=r"page\.html exists; choose another output, or replace it with --overwrite"):
+        ludic.compare(["nowhere", "nowhere2"], output=str(page))  # before the runs are read
 
 
 def test_folders_and_patterns_name_runs_and_each_counts_once(tmp_path: Path) -> None:
