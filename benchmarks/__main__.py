@@ -2,6 +2,7 @@
 
 from benchmarks import (
     compaction,
+    compare,
     contention,
     continuous_batching,
     credit,
@@ -64,6 +65,7 @@ BENCHMARKS = (
     weights,
     viewer,
     report,
+    compare,
     intervals,
 )
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ludic.base.moved import explain_moved_modules
 
 if TYPE_CHECKING:
-    from ludic.app import Run, create, dpo, fit, grpo, sft
+    from ludic.app import Run, create, dpo, fit, grpo, runs, sft
+    from ludic.app import compare_runs as compare
     from ludic.app import open_run as open
     from ludic.app import plot_runs as plot
     from ludic.records import (
@@ -36,6 +37,7 @@ _HOMES = {
     "RolloutGroup": "ludic.records",
     "RolloutMetadata": "ludic.records",
     "ToolCall": "ludic.records",
+    "compare": "ludic.app.operations.evaluations",
     "connect": "ludic.root.sql.connection",
     "create": "ludic.app.operations.create",
     "dpo": "ludic.app.operations.fit",
@@ -45,6 +47,7 @@ _HOMES = {
     "plot": "ludic.app.operations.plots",
     "record": "ludic.run.recording.recorder",
     "refresh": "ludic.root.sql.connection",
+    "runs": "ludic.app.operations.runs",
     "scan": "ludic.root.sql.lazy_frames",
     "sft": "ludic.app.operations.fit",
     "Root": "ludic.root.root",
@@ -59,7 +62,7 @@ _MODULES = {
 }
 """Modules that are reached by a short name; each needs the package that it is named after."""
 
-_OWN_NAMES = {"open": "open_run", "plot": "plot_runs"}
+_OWN_NAMES = {"compare": "compare_runs", "open": "open_run", "plot": "plot_runs"}
 """Names there that would hide a built-in function, or the method of a run."""
 
 __all__ = [
@@ -74,6 +77,7 @@ __all__ = [
     "Run",
     "RunConfig",
     "ToolCall",
+    "compare",
     "connect",
     "create",
     "dpo",
@@ -83,6 +87,7 @@ __all__ = [
     "plot",
     "record",
     "refresh",
+    "runs",
     "scan",
     "sft",
 ]

@@ -28,6 +28,7 @@ from .launch.train import last_step as last_step
 from .launch.train import train_in_process as train_in_process
 from .launch.vllm_server import ServerArguments as ServerArguments
 from .operations.create import create as create
+from .operations.evaluations import compare_runs as compare_runs
 from .operations.fit import dpo as dpo
 from .operations.fit import fit as fit
 from .operations.fit import grpo as grpo
@@ -37,6 +38,7 @@ from .operations.outcomes import said_of as said_of
 from .operations.plots import plot_runs as plot_runs
 from .operations.run import Run as Run
 from .operations.run import open_run as open_run
+from .operations.runs import runs as runs
 from .show.evaluations import interval_text as interval_text
 from .show.stats import collect_stats as collect_stats
 from .show.terminal.app import ViewApp as ViewApp

@@ -31,6 +31,7 @@ from .catalogue import ICEBERG as ICEBERG
 from .catalogue import IMPORTED as IMPORTED
 from .catalogue import IMPORTS as IMPORTS
 from .catalogue import INPUTS as INPUTS
+from .catalogue import LEASES as LEASES
 from .catalogue import LOGS as LOGS
 from .catalogue import METRICS as METRICS
 from .catalogue import MODEL as MODEL

@@ -11,10 +11,12 @@ import runpy
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from threading import Event
 from typing import Any
+from uuid import UUID
 
 import fsspec
 from fsspec.registry import known_implementations, register_implementation
@@ -118,6 +120,15 @@ class Root(Storage):
     def run_id(self) -> str:
         """A uuid7, drawn when the run was started."""
         return self.record.run_id
+
+    @property
+    def created_at(self) -> datetime | None:
+        """Time in the run's uuid7, by the clock of the machine that started it; None for another id."""
+        try:
+            run_id = UUID(self.run_id)
+        except ValueError:
+            return None
+        return datetime.fromtimestamp((run_id.int >> 80) / 1000, UTC) if run_id.version == 7 else None
 
     @property
     def example_ids(self) -> ExampleIds:

@@ -197,15 +197,17 @@ class RunConfig:
     def differences(self, other: "RunConfig") -> str:
         """Describe in one sentence the settings that differ, compared as JSON; empty if none differs.
 
-        None of keep_sampling_mask, longrope and tool_format was not asked for, and differs from nothing.
+        None of a setting in NOT_ASKED_IF_NONE differs from nothing.
         """
         mine, theirs = (json.loads(json.dumps(asdict(config))) for config in (self, other))
-        for name in ("keep_sampling_mask", "longrope", "tool_format"):
+        for name in NOT_ASKED_IF_NONE:
             if mine[name] is None:
                 del mine[name]
         names = [name for name in mine if mine[name] != theirs[name]]
         return ", ".join(f"{name} is {theirs[name]!r} there, {mine[name]!r} was asked for" for name in names)
 
 
+NOT_ASKED_IF_NONE = ("keep_sampling_mask", "longrope", "tool_format")
+"""Settings whose None leaves the choice to ludic, so that it differs from no value."""
 SAMPLING = names_of(RunConfig, "of_sampling")
 """Settings of a completion's sampling, which `sweep`, evaluations and `ludic sample` may override."""

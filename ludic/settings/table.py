@@ -104,6 +104,8 @@ class Shown:
     has_flag: bool = False
     last: bool = False
     """By its position after all others, wherever its parameter stands."""
+    is_repeated: bool = False
+    """Whether its flag, of a list, may be given several times."""
 
 
 PositiveCount = Annotated[int, Range(1, 10**9)]

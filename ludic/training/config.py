@@ -548,8 +548,9 @@ def describe_computing(settings: Mapping[str, Any]) -> str:
     return "; ".join(
         [
             ", ".join([settings["dtype"], *(words for name, words in kinds.items() if settings[name])]),
-            f"micro-batches of {settings['max_tokens_per_micro_batch']:,} tokens, even in {settings['balance_by']}",
-            f"logits of {settings['logprob_chunk_tokens']:,} tokens at a time",
             f"{fused}{settings.get('optimizer', 'adamw')}",
+            f"micro-batches of up to {settings['max_tokens_per_micro_batch']:,} tokens, balanced by "
+            f"{settings['balance_by']}",
+            f"logits of {settings['logprob_chunk_tokens']:,} tokens at a time",
         ]
     )

@@ -70,6 +70,7 @@ def test_all_benchmarks_run_and_print_ratios():
         "weights:",
         "viewer:",
         "report:",
+        "compare:",
     )
     indexes = [printed.index(title) for title in titles]
     assert indexes == sorted(indexes)

@@ -516,7 +516,7 @@ _MOST_ERRORS = 3
 
 def _report_results(run: "Run") -> None:
     """Log the most frequent errors of rollouts, and how the last version that was evaluated compares with the first."""
-    from ludic.app.show.evaluations import interval_text
+    from ludic.app.show.evaluations import interval_phrase
     from ludic.base import number
     from ludic.eval import stored_versions
     from ludic.root.sql import Connections, ask, figure
@@ -537,9 +537,9 @@ def _report_results(run: "Run") -> None:
     for each in rows:
         before, after, gain = (number(each[name], 3) for name in ("estimate_a", "estimate_b", "difference"))
         logger.info(
-            "%s, held out: mean reward %s at version %d, %s at version %d; difference %s, 95%% interval %s",
+            "%s, held out: mean reward %s at version %d, %s at version %d; difference %s, %s",
             *(each["env_name"], before, versions[0], after, versions[-1], gain),
-            interval_text(each, 3),
+            interval_phrase(each, 3),
         )
 
 

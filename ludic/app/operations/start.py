@@ -94,7 +94,7 @@ def run(
             _note_unused({**parts["train"], **parts["engine"], **parts["launch"]})
             return _created(made.root)
     require("torch", TRAIN, "ludic run")
-    start, code = _start_of(url, config, algorithm, engine, parts)
+    start, code = start_of(url, config, algorithm, engine, parts)
     with start_server(start) as server:
         from ludic.app.launch.preflight import (  # slow to import, and meanwhile the server imports
             check_code,
@@ -140,7 +140,7 @@ def check(
     from ludic.app.operations.outcomes import Checked
 
     groups = {"run": RunConfig, "train": TrainConfig, "code": CodeSettings, "launch": LaunchConfig}
-    start, code = _start_of(_url(run), config, algorithm, engine, split(settings, **groups, engine=EngineConfig))
+    start, code = start_of(_url(run), config, algorithm, engine, split(settings, **groups, engine=EngineConfig))
     with checks(start) as of_settings:
         rows = try_all(of_settings)
     try:
@@ -156,7 +156,7 @@ def _url(run: "Run | str | PathLike[str]") -> str:
     return run.url if isinstance(run, Run) else str(run)
 
 
-def _start_of(
+def start_of(
     url: str,
     config: TrainConfig | None,
     algorithm: str | None,

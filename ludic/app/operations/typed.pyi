@@ -302,6 +302,14 @@ class FitSettings(
     env: Sequence[str]
     engine: str
 
+class GridSettings(
+    RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False
+):
+    """Settings of `runs.grid`."""
+
+    model: str
+    env: Sequence[str]
+
 class PlanSettings(
     RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False
 ):

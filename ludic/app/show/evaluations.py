@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from ludic.app.show.comparison import RunTable
 from ludic.base import NOT_ESTIMATED, TOO_FEW, Frame, Part, Result, Sentence, number, plural, to_frame
 from ludic.eval import (
     ESTIMAND,
@@ -100,6 +101,10 @@ class Comparison(Result):
     difference: float
     """The difference to detect."""
     confidence: float
+    runs: RunTable | None = None
+    """The table of whole runs; None for a comparison of versions."""
+    page: str | None = None
+    """File of the report of the runs; None if none was written."""
 
     @cached_property
     def differences(self) -> "pl.DataFrame":
@@ -124,10 +129,21 @@ class Comparison(Result):
             "difference_of_interest": self.difference,
             "differences": list(self.compared.rows),
             "warnings": self.warnings,
+            **({} if self.runs is None else self.runs.to_dict() | {"page": self.page}),
         }
 
     def parts(self) -> Iterator[Part]:
-        """A table of differences, their limits, and warnings."""
+        """The table of runs, if it compares runs; a table of differences, their limits, and warnings."""
+        if self.runs is not None:
+            yield from self.runs.parts()
+        if self.compared.rows:
+            yield from self._parts_of_differences()
+        for warning in self.warnings:
+            yield Sentence(warning, mark="warning ", style="yellow")
+        if self.page is not None:
+            yield f"the report of these runs is in {self.page}"
+
+    def _parts_of_differences(self) -> Iterator[Part]:
         rows = self.compared.rows
         yield f"baseline {rows[0]['a']}, paired on the same examples; means are over these examples"
         columns = ("side", "env_name", "measure", "estimate_a", "estimate_b", "difference")
@@ -137,12 +153,16 @@ class Comparison(Result):
             (*columns, "interval", "p_value", "p_holm"),
             most=len(rows),
             titles={"interval": f"{100 * self.confidence:g}% interval"},
-            derived={"side": side_name, "measure": measure_title, "interval": partial(interval_text, digits=3)},
+            derived={"side": self._side, "measure": measure_title, "interval": partial(interval_text, digits=3)},
         )
         for row in rows:
-            yield Sentence(_limits(row, self.difference), style="dim")
-        for warning in self.warnings:
-            yield Sentence(warning, mark="warning ", style="yellow")
+            name = f"{self._side(row)} {row['env_name']} {measure_title(row)}"
+            yield Sentence(f"{name}: {', '.join(facts_of(row, self.difference))}", style="dim")
+
+    def _side(self, row: Mapping[str, Any]) -> str:
+        """Return the name of a side: a run's short name in a table of runs."""
+        url, _, version = row["b"].rpartition("@")
+        return side_name(row) if self.runs is None else f"{self.runs.labels[url]}@{version}"
 
 
 def side_name(row: Mapping[str, Any]) -> str:
@@ -161,13 +181,14 @@ def interval_text(row: Mapping[str, Any], digits: int = _DIGITS) -> str:
     """Return the interval of a row, or the reason why there is none."""
     if row["low"] is not None:
         return f"{number(row['low'], digits)} to {number(row['high'], digits)}"
-    return TOO_FEW if 0 < row["num_examples"] < FEWEST_EXAMPLES else NOT_ESTIMATED
+    few = 0 < row["num_examples"] < FEWEST_EXAMPLES
+    return f"{TOO_FEW} ({row['num_examples']})" if few else NOT_ESTIMATED
 
 
-def _limits(row: Mapping[str, Any], difference: float) -> str:
-    """Return one line: pairs, test, power, and what was left out."""
-    name = f"{side_name(row)} {row['env_name']} {measure_title(row)}"
-    return f"{name}: {', '.join(facts_of(row, difference))}"
+def interval_phrase(row: Mapping[str, Any], digits: int = _DIGITS) -> str:
+    """Return the 95% interval of a row as a part of a sentence, or the reason why there is none."""
+    text = interval_text(row, digits)
+    return f"no 95% interval: {text}" if row["low"] is None else f"95% interval {text}"
 
 
 def facts_of(row: Mapping[str, Any], difference: float) -> Iterator[str]:

@@ -473,11 +473,14 @@ def _parse_known(source: BinaryIO, end: bytes, where: str) -> tuple[pq.FileMetaD
     return found
 
 
-def decode(data: bytes, where: str, table: str) -> pa.Table:
-    """Return all rows of a small file of a table. Raises SchemaError, naming `where`, if it is broken or too large."""
+def decode(data: bytes, where: str, table: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return all rows of a small file of a table. Raises SchemaError, naming `where`, if it is broken or too large.
+
+    columns: to decode, of those that the file has; None decodes all.
+    """
     try:
         with open_checked(io.BytesIO(data), where, table) as (file, checked):
-            rows = read_within(file, range(file.num_row_groups), None, where, MOST_FILE_BYTES)
+            rows = read_within(file, range(file.num_row_groups), columns, where, MOST_FILE_BYTES)
             if checked:
                 checked.check_rest()
     except SchemaError:

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from ludic.base import storable
 from ludic.errors import ConfigError, SchemaError, StoreError
-from ludic.records import NULL_PARTITION, Row, arrow_schema, check_schema, conform, new_id
+from ludic.records import NULL_PARTITION, Row, arrow_schema, as_schema, check_schema, conform, new_id
 from ludic.root.catalogue import (
     LABELS,
     METRICS,
@@ -299,6 +299,19 @@ def metrics_file_names(root: Root) -> dict[str, list[str]]:
     """Return the names of the files of each writer, train-ID or worker-ID, in the order in which they were written."""
     by_writer = itertools.groupby(METRICS.listed(root), key=lambda file: file[:2])
     return {"-".join(writer): [METRICS.name(file) for file in of_writer] for writer, of_writer in by_writer}
+
+
+def read_metrics(root: Root, name: str, columns: Sequence[str]) -> list[Row]:
+    """Return columns of the rows of one file, in its order, and run_id; a column that the file lacks is None.
+
+    Rows of another run are left out. Raises FileNotFoundError if there is no such file, SchemaError if it is broken,
+    StoreError if the filesystem fails.
+    """
+    where, wanted = f"{root.url}/{name}", [*columns, "run_id"]
+    table = decode(root.read(name), where, METRICS.table, wanted)
+    fields = pa.schema([arrow_schema(METRICS.table).field(column) for column in wanted])
+    rows = as_schema(table, fields, where).to_pylist()
+    return [row for row in rows if row["run_id"] == root.run_id]
 
 
 # --- scores/ --------------------------------------------------------------------------------------------------

@@ -246,6 +246,10 @@ def test_runs_on_the_same_rows_are_compared_and_go_on_from_elsewhere(folder: Pat
     with_both = ludic.open(folder / "runs" / "lr1").compare("latest", f"{folder / 'runs' / 'lr2'}@latest")
     assert with_both.warnings == []
     assert with_both.differences["num_examples"].to_list() == [4]
+    table = ludic.compare([str(folder / "runs")])
+    assert table.frame("differences").equals(with_both.differences)
+    assert table.runs is not None
+    assert list(table.runs.differing) == []  # the same settings, rows and rewards, in roots of their own
     (env,) = set(with_both.differences["env_name"])
     assert re.fullmatch(r"qa/questions-[0-9a-f]{8}", env)
     # Of four rows with one question each is an example.
@@ -643,6 +647,7 @@ def test_without_a_terminal_each_step_and_the_end_are_lines(folder: Path) -> Non
         "ludic.run: step 2 of 2  reward ",
         "failed: ScorerError: reward reward returned nan, wanted a finite number (train.py:2, in reward)",
         "held out: mean reward ",
+        "no 95% interval: too few examples (",
     ):
         assert said in logged
     rows = (

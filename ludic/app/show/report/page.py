@@ -5,23 +5,26 @@ forbids scripts and requests. Figures are aggregated in SQL (ludic/root/sql/figu
 or sides without samples, and for an output that exists or can't be written.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from html import escape
-from importlib import resources
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import duckdb
 import jinja2
+from markupsafe import Markup
 
 from ludic.app.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
-from ludic.app.show.figures import evaluation_figures, read_figures
+from ludic.app.show.figures import COLOURS, DARK_COLOURS, ENVIRONMENT, FigureData, evaluation_figures, read_figures
 from ludic.app.show.report.plots import draw
+from ludic.app.show.runs import summarise
 from ludic.app.show.stats import (
-    OTHER_SETTINGS,
     describe_lost,
     describe_run,
     describe_superseded,
@@ -73,38 +76,54 @@ def make_report(
     root: Root,
     output: str | None,
     *,
+    by: str | None = None,
     versions: str | None,
     sides: Sequence[str],
     measure: MeasureConfig,
     overwrite: bool,
 ) -> Report:
     """Render a report and write it. output: a path of this machine; None writes nothing. See `Run.report`."""
-    path = None if output is None else local_path(output, "output")
-    if path is not None and path.is_dir():
-        raise ConfigError(f"{path} is a folder, wanted a file such as {path / 'report.html'}")
-    if path is not None and path.exists() and not overwrite:
-        raise ConfigError(f"{path} exists; choose another output, or replace it with --overwrite")
+    return write_page(output, overwrite, lambda: render(gather(root, versions, sides, measure, by)))
+
+
+def write_page(output: str | None, overwrite: bool, make: Callable[[], str]) -> Report:
+    """Return a page, and write it. output: as in `make_report`."""
+    path = checked_output(output, overwrite)
     with nullcontext() if path is None else open_sink(path) as file:  # first, since gathering a run may take minutes
-        html = render(gather(root, versions, sides, measure))
+        html = make()
         if file is not None:
             file.write(html.encode())
     return Report(html=html, location=None if path is None else str(path))
 
 
-def gather(root: Root, versions: str | None, sides: Sequence[str], measure: MeasureConfig) -> dict[str, Any]:
-    """Return the values that the template shows."""
+def checked_output(output: str | None, overwrite: bool) -> Path | None:
+    """Return the file to write; None without one. Raises ConfigError for a folder, or a file that exists."""
+    path = None if output is None else local_path(output, "output")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"{path} is a folder, wanted a file such as {path / 'report.html'}")
+    if path is not None and path.exists() and not overwrite:
+        raise ConfigError(f"{path} exists; choose another output, or replace it with --overwrite")
+    return path
+
+
+def gather(
+    root: Root, versions: str | None, sides: Sequence[str], measure: MeasureConfig, by: str | None = None
+) -> dict[str, Any]:
+    """Return the values that the template shows. by: column by which the curves have lines; None is the environment."""
     with Connections() as connections:
         con = connections.to(root)
         diagnostics = stored_diagnostics(root, ask(con, root, figure("newest_metrics")))
-        figures = [draw(data) for data in read_figures(con, root, diagnostics)]
+        data = read_figures(con, root, diagnostics, by=by)
+        figures = [draw(each) for each in _first_first(data, by or ENVIRONMENT)]
         reports = {name: table.to_pylist() for name, table in read_reports(con, root).items()}
         found = evaluation_section(connections, root, versions, measure)
+        comparison = _compare(connections, root, found["versions"] if found else [], sides, measure)
+        facts = _facts(con, root, reports)
         return {
+            **about_page(),
             "root": root.url,
-            "made_at": datetime.now(UTC),
-            "ludic_version": installed_version(LUDIC),
-            "facts": _facts(con, root, reports),
-            "folded": OTHER_SETTINGS,
+            "head": _head(root, facts, data, comparison),
+            "facts": facts,
             "diagnostics": list(map(str, diagnostics)),
             "is_marked": any(it.marks for it in figures),
             "totals": reports["rollouts"][0],
@@ -117,8 +136,98 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
             ],
             "groups": read_groups(con, root),
             "evaluation": found,
-            "comparison": _compare(connections, root, found["versions"] if found else [], sides, measure),
+            "comparison": comparison,
         }
+
+
+def about_page() -> dict[str, Any]:
+    """Return the values that any page shows: when it was made, by which ludic, its colours."""
+    return {
+        "made_at": datetime.now(UTC),
+        "ludic_version": installed_version(LUDIC),
+        "colours": COLOURS,
+        "dark_colours": DARK_COLOURS,
+    }
+
+
+# --- The head: what a reader asks first ------------------------------------------------------------------------------
+
+STATE_CLASSES = {"training": "good", "finished": "good", "failed": "bad", "unreadable": "bad"}
+_MOST_NAMES = 3
+"""Number of environments that the head names."""
+_FEW_STEPS = 5
+"""Number of first and of last steps whose rewards the head averages."""
+_MOST_P = 0.05
+"""Highest p-value, corrected by Holm, with which the head calls a version better or worse."""
+
+
+def _first_first(data: Sequence[FigureData], by: str) -> list[FigureData]:
+    """Return the figures with the most telling one in front: the reward by a column, if it has several values."""
+    chosen = [each for each in data if each.name == f"reward_mean/{by}"]
+    return [*chosen, *(each for each in data if each not in chosen)]
+
+
+def _head(
+    root: Root, facts: Mapping[str, str], data: Sequence[FigureData], comparison: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the place, name and state of a run, and its facts: model, algorithm, reward, evaluation."""
+    (summary,) = summarise([root.url])
+    place, name = split_place(root.url)
+    of = "" if summary.num_steps is None else f" of {summary.num_steps:,}"
+    trainer = facts.get("algorithm") or facts.get("trainer") or "no trainer yet"
+    problem = f": {summary.problem}" if summary.problem else ""
+    return {
+        "place": place,
+        "name": name,
+        "state": f"{summary.state}, step {summary.step:,}{of}{problem}",
+        "state_class": STATE_CLASSES.get(summary.state, ""),
+        "facts": [f"{facts['model']}, {trainer} on {_named(run_of(root).env)}", _rewards(data), _verdict(comparison)],
+    }
+
+
+def split_place(url: str) -> tuple[str, str]:
+    """Return the folder of a root with its slash, and the root's name in it."""
+    place, slash, name = url.rstrip("/").rpartition("/")
+    return place + slash, name
+
+
+def _named(names: Sequence[str]) -> str:
+    left = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {left:,} more" if left > 0 else "")
+
+
+def _rewards(data: Sequence[FigureData]) -> str:
+    """Return the mean reward of the first and of the last steps."""
+    values = [each.series[0].values for each in data if each.name == "reward_mean" and each.series]
+    rewards = [value for step, value in sorted(values[0].items()) if value is not None] if values else []
+    if not rewards:
+        return "no step has a reward"
+    few = min(_FEW_STEPS, max(1, len(rewards) // 2))
+    means = (number(fmean(some), 3) for some in (rewards[:few], rewards[-few:]))
+    return f"reward {' → '.join(means)} ({'first and last step' if few == 1 else f'first and last {few} steps'})"
+
+
+def _verdict(comparison: Mapping[str, Any] | None) -> str:
+    """Return how the last side of the comparison does against its baseline, by its first measure."""
+    if comparison is None:
+        return "no evaluations to compare"
+    if not comparison["rows"]:
+        return "evaluations can't be compared"
+    first, last = comparison["rows"][0], comparison["rows"][-1]
+    rows = [row for row in comparison["rows"] if (row["b"], row["title"]) == (last["b"], first["title"])]
+    judged: dict[str, list[str]] = {}
+    for row in rows:
+        judged.setdefault(_judgement(row), []).append(row["env_name"])
+    sides = f"{last['side']} against @{last['a'].rpartition('@')[2]}"
+    if len(judged) == 1:
+        return f"evaluation of {sides}: {next(iter(judged))}"
+    return f"evaluation of {sides}: " + ", ".join(f"{word} in {_named(names)}" for word, names in judged.items())
+
+
+def _judgement(row: Row) -> str:
+    if row["p_holm"] is None or row["p_holm"] > _MOST_P:
+        return "no clear difference"
+    return "better" if row["difference"] > 0 else "worse"
 
 
 def _facts(con: duckdb.DuckDBPyConnection, root: Root, reports: Mapping[str, Sequence[Row]]) -> dict[str, str]:
@@ -152,19 +261,24 @@ def _compare(
         return {"rows": [], "warnings": [str(error)]}
 
 
-def render(values: dict[str, Any]) -> str:
-    """Return the page."""
-    return _template().render(values).lstrip()
+def render(values: Mapping[str, Any], template: str = "page.html.j2") -> str:
+    """Return a page."""
+    return _environment().get_template(template).render(values).lstrip()
 
 
 @cache
-def _template() -> jinja2.Template:
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+        loader=jinja2.PackageLoader("ludic.app.show.report", ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
     )
     environment.filters["number"] = number
-    text = resources.files("ludic.app.show.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(text)
+    environment.filters["advice"] = _advice
+    return environment
 
 
 def _shown(value: Any) -> Any:
@@ -172,6 +286,11 @@ def _shown(value: Any) -> Any:
     if value is None:
         return "-"
     return printable(value) if type(value) is str else value  # Markup is a subclass, and is already escaped
+
+
+def _advice(text: str) -> Markup:
+    """Return an escaped text in which no line breaks after the hyphens of a flag."""
+    return Markup(re.sub(r"--[a-z][a-z-]*", r'<span class="flag">\g<0></span>', str(escape(printable(text)))))
 
 
 # --- Training: plots of steps, warnings, errors, and the best and the worst groups -----------------------------------

@@ -52,6 +52,23 @@ def view_run(root: Root, options: ViewOptions) -> None:
         app.run()
 
 
+def view_runs(folder: str, options: ViewOptions) -> None:
+    """List the runs below a folder; the viewer of a chosen run leads back to the list."""
+    for name, is_given in {"ID": options.rollout_id, "web": options.web, "picture": options.picture}.items():
+        if is_given:
+            raise ConfigError(
+                f"{folder} is not a run, and {name} is of one; `ludic runs {folder}` lists the runs below it"
+            )
+    require("textual", "view", "the viewer")
+    if not has_terminal():
+        raise ConfigError(f"the viewer needs a terminal; `ludic runs {folder}` prints to files and pipes")
+    from ludic.app.show.terminal.run_list import RunListApp
+
+    chosen: str | None = None
+    while (chosen := RunListApp(folder, chosen).run()) is not None:
+        view_run(Root.open(chosen), options)
+
+
 def has_terminal() -> bool:
     """Return whether the viewer can open: in a terminal, or as the process of a page in a browser."""
     return _IN_BROWSER in os.environ or all(

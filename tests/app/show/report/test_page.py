@@ -58,7 +58,7 @@ def test_steps_are_plotted_with_their_numbers(of_trained: str) -> None:
     assert re.search("Response length tokens, mean of [^ ]+ [^ ]+ used rollouts", text)
     assert "used 8 8 8 8 8 dropped by drop_zero_variance_groups 4 4 4 4 4" in text
     assert "drop_zero_variance_groups 4 33.3%" in text
-    assert "Not measured in this run: KL to the reference model" in text
+    assert "Not measured: KL to the reference model" in text
     for title in ("Response length", "Entropy", "Mismatch of sampler and trainer", "Lag", "Throughput"):
         assert title in text
 
@@ -139,6 +139,12 @@ def test_correct_answers_are_plotted_by_version_and_environment(of_trained: str,
 def test_the_head_of_a_report_says_how_the_run_was_trained(of_trained: str) -> None:
     text = of_trained
     head = text[: text.index("Training", text.index("steps"))]
+    # Groups of mean 1/2 and 1/3, and one of equal rewards that was dropped before: the only step has their mean.
+    assert re.search(
+        r"run finished, step 1 of 1 \S+, rloo on \S+ · reward 0.417 → 0.417 \(first and last step\) · "
+        "no evaluations to compare · 2 warnings Settings run ",
+        head,
+    )
     for fact in ("advantage rloo", "objective reinforce", "algorithm rloo", "LoRA off", "steps 1 of 1"):
         assert fact in head
     assert re.search(
@@ -180,6 +186,7 @@ def test_evaluations_come_with_intervals_and_gains(root: Root, store_samples: St
     # Clopper-Pearson of 0 of 8 and of 8 of 8: 0.025 ** (1 / 8) = 0.6306
     assert "0 addition mean_reward 0 0 to 0.369" in text
     assert re.search(r"3 addition mean_reward 1 0\.63\d* to 1", text)
+    assert "· evaluation of @3 against @0: better ·" in text
     # Eight of eight up: McNemar 2 / 2**8
     assert re.search(r"@3 addition mean_reward 0 1 1 0\.\d+ to 1 0\.0078 0\.0078", text)
     assert "8 pairs, 8 up and 0 down, McNemar&#39;s exact test" in text

@@ -16,7 +16,7 @@ def drawn(series: Sequence[Series], marks: Sequence[Mark] = ()) -> Figure:
 def test_the_first_and_last_point_are_in_the_corners_of_the_drawing() -> None:
     figure = drawn([Series(name="reward", values={1: 0.0, 2: 4.0})])
     (line,) = figure.lines
-    assert line.path == f"54.0,{HEIGHT - 22:.1f} {WIDTH - 12:.1f},8.0"
+    assert line.path == f"54.0,{HEIGHT - 22:.1f} {WIDTH - 12:.1f},14.0"
     assert [label for _, label in figure.y_ticks] == ["0", "1", "2", "3", "4"]
     assert figure.summary == [["reward", "0", "4", "0", "4", "2"]]
     assert figure.rows == [["1", "0"], ["2", "4"]]
@@ -48,11 +48,45 @@ def test_series_of_other_x_share_a_table() -> None:
     assert (figure.header, figure.rows) == (["step", "a", "b"], [["1", "1", "-"], ["2", "2", "5"]])
 
 
+def test_a_pointer_anywhere_finds_the_values_of_the_nearest_point() -> None:
+    long = f"{'a' * 30}{'b' * 30}"
+    series = [
+        Series(name="a", values={0: 1.0, 2: 2.0, 8: 3.0}),
+        Series(name=long, values={2: 5.0}, intervals={2: (4.0, 6.0)}),
+    ]
+    figure = drawn(series, [Mark(x=6, label="1", text="it begins")])
+    # x from 0 to 8 is drawn from 54 to 408 of 420; the bands meet at 1 and at 5.
+    edges = [(54 + 354 * x / 8) / 4.2 for x in (0, 1, 5, 8)]
+    assert [float(stop.left[:-1]) for stop in figure.stops] == pytest.approx(edges[:-1], abs=0.01)
+    lefts_and_widths = [float(stop.left[:-1]) + float(stop.width[:-1]) for stop in figure.stops]
+    assert lefts_and_widths == pytest.approx(edges[1:], abs=0.02)
+    assert [stop.guide for stop in figure.stops] == ["0%", "25%", "100%"]
+    assert [(stop.x, stop.marks, stop.is_right) for stop in figure.stops] == [
+        ("step 0", [], False),
+        ("step 2", [], False),
+        ("step 8", ["1"], True),
+    ]
+    short = f"{'a' * 20}…{'b' * 19}"
+    assert [value[:3] for value in figure.stops[1].values] == [("c0 d0", "a", "2"), ("c1 d1", short, "5 (4 to 6)")]
+
+
+def test_a_band_lies_between_its_bounds_and_is_averaged_as_its_line() -> None:
+    values = dict.fromkeys(range(240), 1.0)
+    band = Series(name="lr", values=values, intervals={x: (0.0, 2.0 + x % 2) for x in values}, band=True)
+    (line,) = drawn([band]).lines
+    assert line.bars == []
+    points = line.band.split()
+    # 120 points along the upper bound, whose means are 2.5, and back along the lower bound, which is 0
+    assert len(points) == 240
+    upper, lower = {point.split(",")[1] for point in points[:120]}, {point.split(",")[1] for point in points[120:]}
+    assert (upper, lower) == ({f"{178 - 164 * 2.5 / 3:.1f}"}, {"178.0"})
+
+
 def test_intervals_are_drawn_as_bars_and_lie_within_the_drawing() -> None:
     series = Series(name="env", values={0: 0.5, 3: 0.75}, intervals={0: (0.0, 1.0), 3: (None, None)})
     figure = drawn([series])
     ((x, low, high),) = figure.lines[0].bars
-    assert (x, low, high) == ("54.0", f"{HEIGHT - 22:.1f}", "8.0")
+    assert (x, low, high) == ("54.0", f"{HEIGHT - 22:.1f}", "14.0")
     assert figure.rows == [["0", "0.5", "0", "1"], ["3", "0.75", *["cannot be estimated"] * 2]]
 
 
