@@ -46,7 +46,7 @@ def example_columns(columns: Mapping[str, Any], most: int) -> str | None:
         return sum(len(names[name]) + 2 + min(len(text), longest) for name, text in texts.items()) + 1
 
     note = f'"{_NOTE}":{{"{_LEFT_OUT}":{num_left_out}}}' if num_left_out else ""
-    room = most - len(note) - 1
+    room = most - (len(note) + 1 if note else 0)
     longest = max(_SHORTEST_CUT, bisect_right(range(most), room, key=length) - 1)
     parts = [f"{names[name]}:{_cut(values[name], text, longest)}" for name, text in texts.items()]
     if sum(len(part) + 1 for part in parts) + 1 > room:

@@ -42,6 +42,7 @@ from .reports import figure as figure
 from .reports import means as means
 from .reports import means_of_evaluation as means_of_evaluation
 from .reports import read_reports as read_reports
+from .reports import rewards_by as rewards_by
 from .reports import steps_by as steps_by
 from .reports import steps_by_environment as steps_by_environment
 from .reports import texts as texts

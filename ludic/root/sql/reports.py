@@ -5,6 +5,7 @@ Each file is one SELECT; its first comment says what it gives. Raises QueryError
 (`connect(root, without=...)` leaves it out).
 """
 
+import re
 from collections.abc import Sequence
 from string import Template
 from typing import Any
@@ -50,7 +51,7 @@ def by_column(con: duckdb.DuckDBPyConnection, name: str, rows: Folder = "rollout
                 raise QueryError(f"column {name!r} holds a {types[name].id} in each row; wanted one value to group by")
             return '"' + name.replace('"', '""') + '"'
         for keys in ([name], *([name.split(".")] if "." in name else [])):
-            path = quote("".join(f"/{key.replace('~', '~0').replace('/', '~1')}" for key in keys))
+            path = _on_one_line("".join(f"/{key.replace('~', '~0').replace('/', '~1')}" for key in keys))
             # `try`: other programs may have written a text that is not JSON.
             if con.sql(f"from {rows} where try(json_exists(example_columns, {path})) limit 1").fetchall():
                 return f"try(json_extract_string(example_columns, {path}))"
@@ -59,6 +60,13 @@ def by_column(con: duckdb.DuckDBPyConnection, name: str, rows: Folder = "rollout
         raise QueryError(f"column {name!r}: {reason_of(error)}") from error
     plain = [column for column, type_ in types.items() if type_.id not in _NESTED]
     raise QueryError(_unknown_column(name, found, plain, rows))
+
+
+def _on_one_line(text: str) -> str:
+    """Return a quoted SQL string without line breaks: one in a comment of a template would end the comment."""
+    return "||".join(
+        f"chr({ord(part)})" if part in "\r\n" else quote(part) for part in re.split("([\r\n])", text) if part
+    )
 
 
 _NESTED = ("list", "array", "struct", "map")
@@ -73,8 +81,9 @@ order by key
 def _unknown_column(name: str, keys: Sequence[str], columns: Sequence[str], rows: Folder) -> str:
     close = similar_names(name, [*keys, *columns])
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ";"
-    shown = [key if key.isprintable() and len(key) <= _SHOWN_KEY else repr(key[:_SHOWN_KEY]) for key in keys]
-    others = f" and {len(keys) - _MOST_KEYS:,} others" if len(keys) > _MOST_KEYS else ""
+    is_plain = [key.strip() == key != "" and key.isprintable() and len(key) <= _SHOWN_KEY for key in keys]
+    shown = [key if plain else repr(key[:_SHOWN_KEY]) for key, plain in zip(keys, is_plain, strict=True)]
+    others = f" and {len(keys) - _MOST_KEYS:,} more" if len(keys) > _MOST_KEYS else ""
     of_data = f"has the columns {', '.join(shown[:_MOST_KEYS])}{others}" if keys else "has no further columns here"
     return f"column {name!r} is unknown{hint} the data set {of_data}; {rows} have {', '.join(columns)}"
 
@@ -126,6 +135,16 @@ def accuracy_by(con: duckdb.DuckDBPyConnection, root: Root, column: str) -> list
     """
     sql = Template(figure("accuracy_by_column")).substitute(value=by_column(con, column))
     return ask(con, root, sql)
+
+
+def rewards_by(con: duckdb.DuckDBPyConnection, root: Root, column: str, most: int) -> list[dict[str, Any]]:
+    """Return the rewards of the `most` values of a column that most rollouts have: a row per value.
+
+    column: see `by_column`. Columns of the rows: value (text, or None), num_rollouts, rewards (of each group its mean
+    over scored rollouts; None without any), num_values and num_in_all (of all values, those left out too).
+    """
+    sql = Template(figure("rewards_by_column")).safe_substitute(value=by_column(con, column))
+    return ask(con, root, sql, {"most": most})
 
 
 def components_by_environment(con: duckdb.DuckDBPyConnection, root: Root, after_step: int = 0) -> list[dict[str, Any]]:

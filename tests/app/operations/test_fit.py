@@ -252,9 +252,18 @@ def test_runs_on_the_same_rows_are_compared_and_go_on_from_elsewhere(folder: Pat
     assert list(table.runs.differing) == []  # the same settings, rows and rewards, in roots of their own
     (env,) = set(with_both.differences["env_name"])
     assert re.fullmatch(r"qa/questions-[0-9a-f]{8}", env)
-    # Of four rows with one question each is an example.
-    heldout = ludic.open(folder / "runs" / "lr1").sql("select count(distinct env_example_id) as n from evals")
-    assert heldout["n"].to_list() == [4]
+    # Of four rows with one question each is an example, told apart by the column that is stored with it.
+    first = ludic.open(folder / "runs" / "lr1")
+    heldout = first.sql(
+        "select count(distinct env_example_id) as n, count(distinct example_columns->>'level') as levels from evals"
+    )
+    assert heldout.rows() == [(4, 4)]
+    levels = first.sql(
+        "select example_columns->>'level' as level, count(*) as n, avg(episode_reward) from rollouts group by 1"
+    )
+    assert levels["n"].sum() == 4
+    assert set(levels["level"]) <= set("0123")
+    assert "Reward by level" in first.report(by="level").html
     (folder / "elsewhere").mkdir()
     shutil.move(folder / "runs" / "lr1", folder / "elsewhere" / "moved")
     forked_script(folder / "elsewhere", dedent(call) + 'train("moved", 2)\n')

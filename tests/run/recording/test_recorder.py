@@ -43,7 +43,8 @@ def test_what_a_trainer_says_of_its_steps_is_what_the_root_holds(url: str):
         first = recorder.append([group(0), group(1, length=9)])
         recorder.step(1, advantages=dict(zip(first[1:], np.arange(7.0), strict=True)), dropped={first[0]: "too easy"})
         recorder.metrics(1, {"loss": np.float32(0.5), "kl": 3, "reward_mean": 9.0, "grad_norm": math.inf, "none": None})
-        second = recorder.append([group(2, policy_version=0, metadata={"source": "web"})])
+        columns = {"level": np.int64(3), "of": {"url": None}}
+        second = recorder.append([group(2, policy_version=0, metadata={"source": "web"}, example_columns=columns)])
         per_token = np.linspace(-1, 1, 6)
         recorder.step(2, advantages={second[3]: per_token, first[1]: -2.0}, version=1)
         recorder.metrics(2, {"num_pending_groups": 4, "kl": math.nan})
@@ -61,6 +62,7 @@ def test_what_a_trainer_says_of_its_steps_is_what_the_root_holds(url: str):
     assert (found["group_index"], found["group_size"], found["policy_version"]) == (2, 4, 0)
     assert [rows[name]["policy_version"] for name in second] == [0] * 4
     assert rows[second[0]]["metadata"] == [("source", "web")]
+    assert rows[second[0]]["example_columns"] == '{"level":3,"of":{"url":null}}'
 
     of_first, of_second = ledger_of(url).values()
     assert [(row["rollout_id"], row["advantage"]) for row in of_first[:7]] == list(

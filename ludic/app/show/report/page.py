@@ -27,6 +27,7 @@ from ludic.app.show.stats import (
     describe_superseded,
     describe_trainer,
     means_frames,
+    rewards_frame,
 )
 from ludic.app.show.watch import stored_diagnostics
 from ludic.base import LUDIC, Frame, Part, Result, installed_version, local_path, number, open_sink, size, sparkline
@@ -128,6 +129,7 @@ def gather(
             "figures": figures,
             "tables": [
                 *training_tables(reports, ask(con, root, figure("errors"), {"most": _MOST_ERRORS})),
+                *([] if by is None else [rewards_frame(con, root, by)]),
                 *_other_metrics(ask(con, root, figure("other_metrics"))),
             ],
             "groups": read_groups(con, root),

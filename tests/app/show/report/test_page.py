@@ -1,5 +1,6 @@
 """What a report shows of a run, its evaluations and comparisons; figures worked by hand."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from strategies import make_group
 
 import ludic
 from ludic.app.show.report.page import evaluation_section, gather, render
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, QueryError
 from ludic.eval.config import MeasureConfig
 from ludic.records.rollout import RolloutBatch, RolloutMetadata
 from ludic.root.root import Root
@@ -103,6 +104,28 @@ def test_groups_are_listed_by_environment_with_the_wanted_answer(root: Root, sto
     alive = sections[sections.index("Best groups of alive") + 1]
     assert "wanted answer right of alive one of equal rewards, reward 4, correct user question" in alive
     assert "wanted answer right of dead one of equal rewards, reward 0, wrong user question" in text
+
+
+@pytest.mark.slow
+def test_rewards_by_a_column_of_the_data_set_have_a_table_of_the_most_frequent_values(
+    root: Root, store_rollouts: StoreRollouts
+) -> None:
+    name = "<b>level\n--"
+    for number in range(14):  # 0 to 13, of which the first six are hard
+        value = "hard <i>" if number < 6 else number
+        columns = None if number == 13 else json.dumps({name: value})
+        store_rollouts([[float(number), float(number)]], seed=number, example_columns=columns)
+    text = shown(root, by=name)
+    # 0 to 5, each a group: 2.5, and sqrt(3.5 / 6) * 2.571 on either side
+    assert "rollouts groups mean reward 95% interval hard &lt;i&gt; 12 6 2.5 0.537 to 4.46" in text
+    assert "10 2 1 10 too few examples (1)" in text
+    assert "- 2 1 13 too few examples (1)" in text
+    with pytest.raises(QueryError, match=r"column 'level' is unknown; did you mean '<b>level\\n--'\?"):
+        ludic.Run(root).report(by="level")
+    store_rollouts([[0.0]] * 7, seed=20, example_columns=None)
+    for number in range(14, 20):
+        store_rollouts([[0.0]], seed=number, example_columns=json.dumps({name: number}))
+    assert "the 12 most frequent values, without 3 others, with 3 rollouts" in shown(root, by=name)
 
 
 @pytest.mark.slow
