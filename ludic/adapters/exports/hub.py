@@ -53,7 +53,7 @@ def push(
     parts: Parts = "all",
     public: bool = False,
     personal: bool = False,
-    license: str | None = None,  # noqa: A002
+    license: str | None = None,
     model: str | None = None,
 ) -> Pushed:
     """Write the folders of a run, and send them unless `to` is given. See `Run.push`."""
@@ -140,7 +140,7 @@ def _write(
     kinds: Sequence[str],
     version: int | None,
     model: str | None,
-    license: str | None,  # noqa: A002
+    license: str | None,
 ) -> CardFacts:
     """Write all folders with their cards."""
     root = run.root
@@ -189,7 +189,7 @@ def _write_dataset(root: Root, folder: Path) -> dict[str, Config]:
         (folder / name).write_bytes(encode_json(_without_folders(public_values(decode_json(root.read(name))))))
     answers = folder / ANSWERS.below() / "answers.parquet"
     answers.parent.mkdir()
-    with open_result([root], figure("answers").text) as rows, pq.ParquetWriter(answers, rows.schema) as writer:
+    with open_result([root], figure("answers")) as rows, pq.ParquetWriter(answers, rows.schema) as writer:
         for batch in rows:
             writer.write_batch(batch)
     return {
@@ -198,10 +198,12 @@ def _write_dataset(root: Root, folder: Path) -> dict[str, Config]:
 
 
 def _config(table: str, files: Sequence[Path]) -> Config:
-    """Return how `datasets` reads a table: the columns that all files have, and whose type it knows. It has no maps."""
+    """Return how `datasets` reads a table: the columns that all files have with one type. It knows no maps."""
     schemas = [pq.read_schema(file) for file in files]
-    shared = [field for field in schemas[0] if all(field.name in schema.names for schema in schemas)]
-    features = {field.name: _feature(field.type) for field in shared if "map<" not in str(field.type)}
+    features = {field.name: _feature(field.type) for field in schemas[0] if "map<" not in str(field.type)}
+    for schema in schemas:  # of files of older versions
+        others = {field.name: _feature(field.type) for field in schema if field.name in features}
+        features = {name: feature for name, feature in features.items() if others.get(name) == feature}
     return Config(pattern=f"{table}/**/*.parquet", features=[{"name": name, **of} for name, of in features.items()])
 
 
@@ -210,6 +212,8 @@ def _feature(type_: pa.DataType) -> dict[str, Any]:
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         inner = _feature(type_.value_type)
         return {"list": inner.get("dtype") or inner.get("struct") or inner}
+    if pa.types.is_map(type_):
+        return {"map": str(type_)}
     if pa.types.is_struct(type_):
         return {"struct": [{"name": field.name, **_feature(field.type)} for field in type_]}
     names = {pa.float32(): "float32", pa.float64(): "float64", pa.float16(): "float16"}
@@ -325,9 +329,8 @@ def _in_table(files: Sequence[Path], table: str, patterns: Mapping[str, str]) ->
                 f"count(*) filter (regexp_matches(cast(c{columns.index(column)} as varchar), ${index}))"
                 for index, (_, column) in enumerate(keys, 1)
             ]
-            (row,) = con.execute(
-                f"select {', '.join(tests)} from rows", [patterns[found] for found, _ in keys]
-            ).fetchall()
+            query = f"select {', '.join(tests)} from rows"  # noqa: S608
+            (row,) = con.execute(query, [patterns[found] for found, _ in keys]).fetchall()
             for (found, column), count in zip(keys, row, strict=True):
                 counts[found, f"{column} of {table}"] += count
     return +counts
@@ -372,7 +375,7 @@ def _send(folders: Mapping[str, tuple[Path, str]], public: bool, message: str) -
 @contextmanager
 def _explained() -> Iterator[None]:
     """Raise ConfigError for a login that is missing, StoreError if the Hub refuses; no token is in them."""
-    import httpx
+    import httpx2
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     try:
@@ -383,5 +386,5 @@ def _explained() -> Iterator[None]:
         status = error.response.status_code
         advice = "; `hf auth login` with a token that may write" if status in (401, 403) else ""
         raise StoreError(f"the Hub refused ({status}): {mask(one_line(error))}{advice}") from None
-    except (httpx.HTTPError, OSError) as error:
+    except (httpx2.HTTPError, OSError) as error:
         raise StoreError(f"the Hub can't be reached: {mask(one_line(error))}") from None
