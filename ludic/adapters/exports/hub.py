@@ -12,10 +12,11 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -60,9 +61,11 @@ def push(
     require("huggingface_hub", "hub", "ludic push")
     dataset_repo = _check_names(repo)
     target = None if to is None else _new_folder(to)
+    kinds = {"all": [_MODEL, _DATASET], "model": [_MODEL], "rollouts": [_DATASET]}[parts]
+    repos = {_MODEL: repo, _DATASET: dataset_repo}
+    if target is None:
+        _check_remote({kind: repos[kind] for kind in kinds}, public)
     with temporary_folder("push", beside=None if target is None else target.parent) as scratch:
-        repos = {_MODEL: repo, _DATASET: dataset_repo}
-        kinds = {"all": [_MODEL, _DATASET], "model": [_MODEL], "rollouts": [_DATASET]}[parts]
         facts = _write(run, scratch, repos, kinds, version, model, license)
         found = _find_personal(run.root, scratch)
         if public and found and not personal and target is None:
@@ -76,7 +79,7 @@ def push(
         message = f"ludic push of run {run.root.run_id}"
         urls: dict[str, str | None] = dict.fromkeys(kinds)
         if target is None:
-            urls |= _send({repos[kind]: (scratch / kind, kind) for kind in kinds}, public, message)
+            urls |= _send({kind: (repos[kind], scratch / kind) for kind in kinds}, public, message)
         else:
             _move(scratch, target)
     return Pushed(
@@ -151,6 +154,7 @@ def _write(
     with connect(root) as con:
         has_steps = any(ask(con, root, "select 1 from metrics where kind = 'train' limit 1"))
         measured = numbers(root, MeasureConfig(), Chosen()).rows if stored_versions(con, root, None) else []
+        provenance = _provenance(con, root, version)
     if has_steps:
         curves = run.plot(*_CURVES)
         for kind in kinds:
@@ -161,7 +165,7 @@ def _write(
         settings=_settings(root),
         base_model=_base_model(root),
         license=license,
-        provenance=_provenance(root, version),
+        provenance=provenance,
         code=_code(root),
         measures=measured,
         confidence=MeasureConfig().confidence,
@@ -249,11 +253,10 @@ def _base_model(root: Root) -> str | None:
     return model if is_hub_id(model) and not root.exists("model/model.safetensors") else None
 
 
-def _provenance(root: Root, version: int | None) -> dict[str, Any]:
+def _provenance(con: duckdb.DuckDBPyConnection, root: Root, version: int | None) -> dict[str, Any]:
     policy = None if version is None else read_policy(root, version)
-    with connect(root) as con:
-        counts = "select count(distinct step) as steps, (select count(*) from rollouts) as rollouts from batches"
-        (counted,) = ask(con, root, counts)
+    counts = "select count(distinct step) as steps, (select count(*) from rollouts) as rollouts from batches"
+    (counted,) = ask(con, root, counts)
     return {
         "run_id": root.run_id,
         "version": version,
@@ -293,17 +296,17 @@ def _find_personal(root: Root, folder: Path) -> list[dict[str, Any]]:
                 for found, pattern in patterns.items()
                 if re.search(pattern, text)
             )
-    for table in _TABLES:
-        files = sorted(folder.glob(f"{_DATASET}/{table}/**/*.parquet"))
-        counts.update(_in_table(files, table, patterns))
+    with open_duckdb() as con:
+        for table in _TABLES:
+            for file in folder.glob(f"{_DATASET}/{table}/**/*.parquet"):
+                counts.update(_in_file(con, file, table, patterns))
     return [{"found": found, "where": where, "num_places": count} for (found, where), count in sorted(counts.items())]
 
 
 def _patterns(root: Root) -> dict[str, str]:
     """Return regular expressions, which Python and DuckDB read alike, by what they find."""
-    with connect(root) as con:
-        owners = ask(con, root, "select owner from attempts union select owner from workers")
-        hosts = {row["owner"].rpartition("-")[0] for row in owners if row["owner"]} | {socket.gethostname()}
+    records = [kind.read(root, *name) for kind in (ATTEMPTS, WORKERS) for name in kind.listed(root)]
+    hosts = {each.owner.rpartition("-")[0] for each in records if each is not None} | {socket.gethostname()}
     words = {f"host {host}": host for host in sorted(filter(None, hosts))}
     if (user := getpass.getuser()) != "root":
         words[f"user {user}"] = user
@@ -316,24 +319,23 @@ def _patterns(root: Root) -> dict[str, str]:
     return found | ({} if home == "/root" else {f"folder {home}": re.escape(home)}) | {"a home folder": _HOMES}
 
 
-def _in_table(files: Sequence[Path], table: str, patterns: Mapping[str, str]) -> Counter[tuple[str, str]]:
-    """Return how many rows of a table name what, by the column that does."""
-    counts: Counter[tuple[str, str]] = Counter()
-    with open_duckdb() as con:
-        for file in files:
-            columns = [field.name for field in pq.read_schema(file) if "string" in str(field.type)]
-            rows = pq.ParquetFile(file).read(columns)
-            con.register("rows", rows.rename_columns([f"c{index}" for index in range(len(columns))]))
-            keys = [(found, column) for column in columns for found in patterns]
-            tests = [
-                f"count(*) filter (regexp_matches(cast(c{columns.index(column)} as varchar), ${index}))"
-                for index, (_, column) in enumerate(keys, 1)
-            ]
-            query = f"select {', '.join(tests)} from rows"  # noqa: S608
-            (row,) = con.execute(query, [patterns[found] for found, _ in keys]).fetchall()
-            for (found, column), count in zip(keys, row, strict=True):
-                counts[found, f"{column} of {table}"] += count
-    return +counts
+def _in_file(
+    con: duckdb.DuckDBPyConnection, file: Path, table: str, patterns: Mapping[str, str]
+) -> Counter[tuple[str, str]]:
+    """Return how many rows of a file name what, by the column that does."""
+    columns = [field.name for field in pq.read_schema(file) if "string" in str(field.type)]
+    rows = pq.ParquetFile(file).read(columns)
+    con.register("rows", rows.rename_columns([f"c{index}" for index in range(len(columns))]))
+    keys = [(found, index) for index in range(len(columns)) for found in patterns]
+    tests = [
+        f"count(*) filter (regexp_matches(cast(c{index} as varchar), ${number}))"
+        for number, (_, index) in enumerate(keys, 1)
+    ]
+    query = f"select {', '.join(tests)} from rows"  # noqa: S608
+    (row,) = con.execute(query, [patterns[found] for found, _ in keys]).fetchall()
+    return +Counter(
+        {(found, f"{columns[index]} of {table}"): count for (found, index), count in zip(keys, row, strict=True)}
+    )
 
 
 def _refusal(found: Sequence[Mapping[str, Any]]) -> str:
@@ -348,28 +350,38 @@ def _refusal(found: Sequence[Mapping[str, Any]]) -> str:
 # --- Sending --------------------------------------------------------------------------------------------
 
 
-def _send(folders: Mapping[str, tuple[Path, str]], public: bool, message: str) -> dict[str, str]:
+def _check_remote(repos: Mapping[str, str], public: bool) -> None:
+    """Raise ConfigError if a repository is public already, and StoreError if the Hub can't be asked.
+
+    repos: names by kind, model or dataset.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    api = HfApi()
+    for kind, repo in repos.items():
+        with _explained(), suppress(RepositoryNotFoundError):
+            if not api.repo_info(repo, repo_type=kind).private and not public:
+                raise ConfigError(f"the {kind} {repo} is public already; --public says that this is meant")
+
+
+def _send(folders: Mapping[str, tuple[str, Path]], public: bool, message: str) -> dict[str, str]:
     """Create the repositories that do not exist, and send a folder to each; return their addresses by kind.
 
-    folders: folder and kind (model or dataset) by name of the repository.
+    folders: repository and folder by kind.
     """
     from huggingface_hub import HfApi
 
     api = HfApi()
-    urls: dict[str, str] = {}
     with _explained():
-        for repo, (_, kind) in folders.items():
-            created = api.create_repo(repo, repo_type=kind, private=not public, exist_ok=True)
-            if not public and not api.repo_info(repo, repo_type=kind).private:
-                raise ConfigError(f"{created} is public already; --public says that this is meant")
-        for repo, (folder, kind) in folders.items():
+        for kind, (repo, folder) in folders.items():
+            api.create_repo(repo, repo_type=kind, private=not public, exist_ok=True)
             stale = ["*.safetensors", "*.safetensors.index.json"] if kind == _MODEL else None
             api.upload_folder(
                 repo_id=repo, repo_type=kind, folder_path=folder, commit_message=message, delete_patterns=stale
             )
-            prefix = "datasets/" if kind == _DATASET else ""
-            urls[kind] = f"{api.endpoint}/{prefix}{repo}"
-    return urls
+    below = {_MODEL: "", _DATASET: "datasets/"}
+    return {kind: f"{api.endpoint}/{below[kind]}{repo}" for kind, (repo, _) in folders.items()}
 
 
 @contextmanager

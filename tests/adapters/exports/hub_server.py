@@ -32,6 +32,8 @@ def serve_hub() -> Iterator[Hub]:
         def answer(self, value: Any, status: int = 200) -> None:
             data = json.dumps(value).encode()
             self.send_response(status)
+            if status == 404:
+                self.send_header("X-Error-Code", "RepoNotFound")
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
