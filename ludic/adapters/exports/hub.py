@@ -16,20 +16,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ludic.adapters.exports.cards import CardFacts, Config, dataset_card, model_card
-from ludic.adapters.exports.weights import export_weights
 from ludic.app import Pushed
 from ludic.base import LUDIC, installed_version, mask, public_values, require, temporary_folder
 from ludic.errors import ConfigError, StoreError, one_line
 from ludic.eval import Chosen, MeasureConfig, numbers, stored_versions
-from ludic.root import ANSWERS, ATTEMPTS, CARD, PICTURE, RUN, SHARED, WORKERS, Root, decode_json, encode_json
+from ludic.root import ANSWERS, ATTEMPTS, CARD, IDENTITY, PICTURE, RUN, SHARED, WORKERS, Root, decode_json, encode_json
 from ludic.root.sql import ask, connect, figure, open_duckdb, open_result
 from ludic.root.storage import follow_umask
-from ludic.root.weights import is_hub_id, read_policy
+from ludic.root.weights import read_identity, read_policy
 
 if TYPE_CHECKING:
     from ludic.app import Run
@@ -148,6 +146,8 @@ def _write(
     """Write all folders with their cards."""
     root = run.root
     if _MODEL in kinds:
+        from ludic.adapters.exports.weights import export_weights  # which needs torch, and a data set does not
+
         exported = export_weights(root, str(scratch / _MODEL), version=version, model=model)
         version = int(exported.source.rpartition("=")[2])
     configs = _write_dataset(root, scratch / _DATASET) if _DATASET in kinds else {}
@@ -181,7 +181,7 @@ def _write(
 
 
 def _write_dataset(root: Root, folder: Path) -> dict[str, Config]:
-    """Copy the files of SHARED, and run.json and attempts/ without folders; return how `datasets` reads the tables."""
+    """Copy the files of SHARED, records of settings without folders; return how `datasets` reads the tables."""
     names = [name for kind in SHARED for name in kind.names(root) if not name.endswith(_WEIGHTS)]
     try:
         root.copy_all({name: PurePosixPath(name) for name in names}, folder)
@@ -189,7 +189,7 @@ def _write_dataset(root: Root, folder: Path) -> dict[str, Config]:
         raise ConfigError(
             f"{root.url}: a file was deleted while it was copied, so try again: {one_line(error)}"
         ) from None
-    for name in (RUN.template, *ATTEMPTS.names(root)):
+    for name in (RUN.template, *(name for name in names if name.startswith((IDENTITY.template, ATTEMPTS.folder)))):
         (folder / name).write_bytes(encode_json(_without_folders(public_values(decode_json(root.read(name))))))
     answers = folder / ANSWERS.below() / "answers.parquet"
     answers.parent.mkdir()
@@ -249,11 +249,11 @@ def _settings(root: Root) -> dict[str, Any]:
 
 
 def _base_model(root: Root) -> str | None:
-    model = root.record.model
-    return model if is_hub_id(model) and not root.exists("model/model.safetensors") else None
+    identity = read_identity(root)
+    return identity.source if identity is not None and identity.revision is not None else None
 
 
-def _provenance(con: duckdb.DuckDBPyConnection, root: Root, version: int | None) -> dict[str, Any]:
+def _provenance(con: Any, root: Root, version: int | None) -> dict[str, Any]:
     policy = None if version is None else read_policy(root, version)
     counts = "select count(distinct step) as steps, (select count(*) from rollouts) as rollouts from batches"
     (counted,) = ask(con, root, counts)
@@ -319,10 +319,8 @@ def _patterns(root: Root) -> dict[str, str]:
     return found | ({} if home == "/root" else {f"folder {home}": re.escape(home)}) | {"a home folder": _HOMES}
 
 
-def _in_file(
-    con: duckdb.DuckDBPyConnection, file: Path, table: str, patterns: Mapping[str, str]
-) -> Counter[tuple[str, str]]:
-    """Return how many rows of a file name what, by the column that does."""
+def _in_file(con: Any, file: Path, table: str, patterns: Mapping[str, str]) -> Counter[tuple[str, str]]:
+    """Return how many rows of a file name what, by the column that does. con: of DuckDB."""
     columns = [field.name for field in pq.read_schema(file) if "string" in str(field.type)]
     rows = pq.ParquetFile(file).read(columns)
     con.register("rows", rows.rename_columns([f"c{index}" for index in range(len(columns))]))
