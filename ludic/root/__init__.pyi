@@ -30,6 +30,7 @@ from .catalogue import DATA as DATA
 from .catalogue import DELTA_LOGS as DELTA_LOGS
 from .catalogue import EVALUATIONS as EVALUATIONS
 from .catalogue import ICEBERG as ICEBERG
+from .catalogue import IDENTITY as IDENTITY
 from .catalogue import IMPORTED as IMPORTED
 from .catalogue import IMPORTS as IMPORTS
 from .catalogue import INPUTS as INPUTS

@@ -12,7 +12,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,15 +20,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ludic.adapters.exports.cards import CardFacts, Config, dataset_card, model_card
-from ludic.adapters.exports.weights import export_weights
 from ludic.app import Pushed
 from ludic.base import LUDIC, installed_version, mask, public_values, require, temporary_folder
 from ludic.errors import ConfigError, StoreError, one_line
 from ludic.eval import Chosen, MeasureConfig, numbers, stored_versions
-from ludic.root import ANSWERS, ATTEMPTS, CARD, PICTURE, RUN, SHARED, WORKERS, Root, decode_json, encode_json
+from ludic.root import ANSWERS, ATTEMPTS, CARD, IDENTITY, PICTURE, RUN, SHARED, WORKERS, Root, decode_json, encode_json
 from ludic.root.sql import ask, connect, figure, open_duckdb, open_result
 from ludic.root.storage import follow_umask
-from ludic.root.weights import is_hub_id, read_policy
+from ludic.root.weights import read_identity, read_policy
 
 if TYPE_CHECKING:
     from ludic.app import Run
@@ -53,16 +52,18 @@ def push(
     parts: Parts = "all",
     public: bool = False,
     personal: bool = False,
-    license: str | None = None,  # noqa: A002
+    license: str | None = None,
     model: str | None = None,
 ) -> Pushed:
     """Write the folders of a run, and send them unless `to` is given. See `Run.push`."""
     require("huggingface_hub", "hub", "ludic push")
     dataset_repo = _check_names(repo)
     target = None if to is None else _new_folder(to)
+    kinds = {"all": [_MODEL, _DATASET], "model": [_MODEL], "rollouts": [_DATASET]}[parts]
+    repos = {_MODEL: repo, _DATASET: dataset_repo}
+    if target is None:
+        _check_remote({kind: repos[kind] for kind in kinds}, public)
     with temporary_folder("push", beside=None if target is None else target.parent) as scratch:
-        repos = {_MODEL: repo, _DATASET: dataset_repo}
-        kinds = {"all": [_MODEL, _DATASET], "model": [_MODEL], "rollouts": [_DATASET]}[parts]
         facts = _write(run, scratch, repos, kinds, version, model, license)
         found = _find_personal(run.root, scratch)
         if public and found and not personal and target is None:
@@ -76,7 +77,7 @@ def push(
         message = f"ludic push of run {run.root.run_id}"
         urls: dict[str, str | None] = dict.fromkeys(kinds)
         if target is None:
-            urls |= _send({repos[kind]: (scratch / kind, kind) for kind in kinds}, public, message)
+            urls |= _send({kind: (repos[kind], scratch / kind) for kind in kinds}, public, message)
         else:
             _move(scratch, target)
     return Pushed(
@@ -140,17 +141,20 @@ def _write(
     kinds: Sequence[str],
     version: int | None,
     model: str | None,
-    license: str | None,  # noqa: A002
+    license: str | None,
 ) -> CardFacts:
     """Write all folders with their cards."""
     root = run.root
     if _MODEL in kinds:
+        from ludic.adapters.exports.weights import export_weights  # which needs torch, and a data set does not
+
         exported = export_weights(root, str(scratch / _MODEL), version=version, model=model)
         version = int(exported.source.rpartition("=")[2])
     configs = _write_dataset(root, scratch / _DATASET) if _DATASET in kinds else {}
     with connect(root) as con:
         has_steps = any(ask(con, root, "select 1 from metrics where kind = 'train' limit 1"))
         measured = numbers(root, MeasureConfig(), Chosen()).rows if stored_versions(con, root, None) else []
+        provenance = _provenance(con, root, version)
     if has_steps:
         curves = run.plot(*_CURVES)
         for kind in kinds:
@@ -161,7 +165,7 @@ def _write(
         settings=_settings(root),
         base_model=_base_model(root),
         license=license,
-        provenance=_provenance(root, version),
+        provenance=provenance,
         code=_code(root),
         measures=measured,
         confidence=MeasureConfig().confidence,
@@ -177,7 +181,7 @@ def _write(
 
 
 def _write_dataset(root: Root, folder: Path) -> dict[str, Config]:
-    """Copy the files of SHARED, and run.json and attempts/ without folders; return how `datasets` reads the tables."""
+    """Copy the files of SHARED, records of settings without folders; return how `datasets` reads the tables."""
     names = [name for kind in SHARED for name in kind.names(root) if not name.endswith(_WEIGHTS)]
     try:
         root.copy_all({name: PurePosixPath(name) for name in names}, folder)
@@ -185,11 +189,11 @@ def _write_dataset(root: Root, folder: Path) -> dict[str, Config]:
         raise ConfigError(
             f"{root.url}: a file was deleted while it was copied, so try again: {one_line(error)}"
         ) from None
-    for name in (RUN.template, *ATTEMPTS.names(root)):
+    for name in (RUN.template, *(name for name in names if name.startswith((IDENTITY.template, ATTEMPTS.folder)))):
         (folder / name).write_bytes(encode_json(_without_folders(public_values(decode_json(root.read(name))))))
     answers = folder / ANSWERS.below() / "answers.parquet"
     answers.parent.mkdir()
-    with open_result([root], figure("answers").text) as rows, pq.ParquetWriter(answers, rows.schema) as writer:
+    with open_result([root], figure("answers")) as rows, pq.ParquetWriter(answers, rows.schema) as writer:
         for batch in rows:
             writer.write_batch(batch)
     return {
@@ -198,10 +202,12 @@ def _write_dataset(root: Root, folder: Path) -> dict[str, Config]:
 
 
 def _config(table: str, files: Sequence[Path]) -> Config:
-    """Return how `datasets` reads a table: the columns that all files have, and whose type it knows. It has no maps."""
+    """Return how `datasets` reads a table: the columns that all files have with one type. It knows no maps."""
     schemas = [pq.read_schema(file) for file in files]
-    shared = [field for field in schemas[0] if all(field.name in schema.names for schema in schemas)]
-    features = {field.name: _feature(field.type) for field in shared if "map<" not in str(field.type)}
+    features = {field.name: _feature(field.type) for field in schemas[0] if "map<" not in str(field.type)}
+    for schema in schemas:  # of files of older versions
+        others = {field.name: _feature(field.type) for field in schema if field.name in features}
+        features = {name: feature for name, feature in features.items() if others.get(name) == feature}
     return Config(pattern=f"{table}/**/*.parquet", features=[{"name": name, **of} for name, of in features.items()])
 
 
@@ -210,6 +216,8 @@ def _feature(type_: pa.DataType) -> dict[str, Any]:
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         inner = _feature(type_.value_type)
         return {"list": inner.get("dtype") or inner.get("struct") or inner}
+    if pa.types.is_map(type_):
+        return {"map": str(type_)}
     if pa.types.is_struct(type_):
         return {"struct": [{"name": field.name, **_feature(field.type)} for field in type_]}
     names = {pa.float32(): "float32", pa.float64(): "float64", pa.float16(): "float16"}
@@ -241,15 +249,14 @@ def _settings(root: Root) -> dict[str, Any]:
 
 
 def _base_model(root: Root) -> str | None:
-    model = root.record.model
-    return model if is_hub_id(model) and not root.exists("model/model.safetensors") else None
+    identity = read_identity(root)
+    return identity.source if identity is not None and identity.revision is not None else None
 
 
-def _provenance(root: Root, version: int | None) -> dict[str, Any]:
+def _provenance(con: Any, root: Root, version: int | None) -> dict[str, Any]:
     policy = None if version is None else read_policy(root, version)
-    with connect(root) as con:
-        counts = "select count(distinct step) as steps, (select count(*) from rollouts) as rollouts from batches"
-        (counted,) = ask(con, root, counts)
+    counts = "select count(distinct step) as steps, (select count(*) from rollouts) as rollouts from batches"
+    (counted,) = ask(con, root, counts)
     return {
         "run_id": root.run_id,
         "version": version,
@@ -289,17 +296,17 @@ def _find_personal(root: Root, folder: Path) -> list[dict[str, Any]]:
                 for found, pattern in patterns.items()
                 if re.search(pattern, text)
             )
-    for table in _TABLES:
-        files = sorted(folder.glob(f"{_DATASET}/{table}/**/*.parquet"))
-        counts.update(_in_table(files, table, patterns))
+    with open_duckdb() as con:
+        for table in _TABLES:
+            for file in folder.glob(f"{_DATASET}/{table}/**/*.parquet"):
+                counts.update(_in_file(con, file, table, patterns))
     return [{"found": found, "where": where, "num_places": count} for (found, where), count in sorted(counts.items())]
 
 
 def _patterns(root: Root) -> dict[str, str]:
     """Return regular expressions, which Python and DuckDB read alike, by what they find."""
-    with connect(root) as con:
-        owners = ask(con, root, "select owner from attempts union select owner from workers")
-        hosts = {row["owner"].rpartition("-")[0] for row in owners if row["owner"]} | {socket.gethostname()}
+    records = [kind.read(root, *name) for kind in (ATTEMPTS, WORKERS) for name in kind.listed(root)]
+    hosts = {each.owner.rpartition("-")[0] for each in records if each is not None} | {socket.gethostname()}
     words = {f"host {host}": host for host in sorted(filter(None, hosts))}
     if (user := getpass.getuser()) != "root":
         words[f"user {user}"] = user
@@ -312,25 +319,21 @@ def _patterns(root: Root) -> dict[str, str]:
     return found | ({} if home == "/root" else {f"folder {home}": re.escape(home)}) | {"a home folder": _HOMES}
 
 
-def _in_table(files: Sequence[Path], table: str, patterns: Mapping[str, str]) -> Counter[tuple[str, str]]:
-    """Return how many rows of a table name what, by the column that does."""
-    counts: Counter[tuple[str, str]] = Counter()
-    with open_duckdb() as con:
-        for file in files:
-            columns = [field.name for field in pq.read_schema(file) if "string" in str(field.type)]
-            rows = pq.ParquetFile(file).read(columns)
-            con.register("rows", rows.rename_columns([f"c{index}" for index in range(len(columns))]))
-            keys = [(found, column) for column in columns for found in patterns]
-            tests = [
-                f"count(*) filter (regexp_matches(cast(c{columns.index(column)} as varchar), ${index}))"
-                for index, (_, column) in enumerate(keys, 1)
-            ]
-            (row,) = con.execute(
-                f"select {', '.join(tests)} from rows", [patterns[found] for found, _ in keys]
-            ).fetchall()
-            for (found, column), count in zip(keys, row, strict=True):
-                counts[found, f"{column} of {table}"] += count
-    return +counts
+def _in_file(con: Any, file: Path, table: str, patterns: Mapping[str, str]) -> Counter[tuple[str, str]]:
+    """Return how many rows of a file name what, by the column that does. con: of DuckDB."""
+    columns = [field.name for field in pq.read_schema(file) if "string" in str(field.type)]
+    rows = pq.ParquetFile(file).read(columns)
+    con.register("rows", rows.rename_columns([f"c{index}" for index in range(len(columns))]))
+    keys = [(found, index) for index in range(len(columns)) for found in patterns]
+    tests = [
+        f"count(*) filter (regexp_matches(cast(c{index} as varchar), ${number}))"
+        for number, (_, index) in enumerate(keys, 1)
+    ]
+    query = f"select {', '.join(tests)} from rows"  # noqa: S608
+    (row,) = con.execute(query, [patterns[found] for found, _ in keys]).fetchall()
+    return +Counter(
+        {(found, f"{columns[index]} of {table}"): count for (found, index), count in zip(keys, row, strict=True)}
+    )
 
 
 def _refusal(found: Sequence[Mapping[str, Any]]) -> str:
@@ -345,34 +348,44 @@ def _refusal(found: Sequence[Mapping[str, Any]]) -> str:
 # --- Sending --------------------------------------------------------------------------------------------
 
 
-def _send(folders: Mapping[str, tuple[Path, str]], public: bool, message: str) -> dict[str, str]:
+def _check_remote(repos: Mapping[str, str], public: bool) -> None:
+    """Raise ConfigError if a repository is public already, and StoreError if the Hub can't be asked.
+
+    repos: names by kind, model or dataset.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    api = HfApi()
+    for kind, repo in repos.items():
+        with _explained(), suppress(RepositoryNotFoundError):
+            if not api.repo_info(repo, repo_type=kind).private and not public:
+                raise ConfigError(f"the {kind} {repo} is public already; --public says that this is meant")
+
+
+def _send(folders: Mapping[str, tuple[str, Path]], public: bool, message: str) -> dict[str, str]:
     """Create the repositories that do not exist, and send a folder to each; return their addresses by kind.
 
-    folders: folder and kind (model or dataset) by name of the repository.
+    folders: repository and folder by kind.
     """
     from huggingface_hub import HfApi
 
     api = HfApi()
-    urls: dict[str, str] = {}
     with _explained():
-        for repo, (_, kind) in folders.items():
-            created = api.create_repo(repo, repo_type=kind, private=not public, exist_ok=True)
-            if not public and not api.repo_info(repo, repo_type=kind).private:
-                raise ConfigError(f"{created} is public already; --public says that this is meant")
-        for repo, (folder, kind) in folders.items():
+        for kind, (repo, folder) in folders.items():
+            api.create_repo(repo, repo_type=kind, private=not public, exist_ok=True)
             stale = ["*.safetensors", "*.safetensors.index.json"] if kind == _MODEL else None
             api.upload_folder(
                 repo_id=repo, repo_type=kind, folder_path=folder, commit_message=message, delete_patterns=stale
             )
-            prefix = "datasets/" if kind == _DATASET else ""
-            urls[kind] = f"{api.endpoint}/{prefix}{repo}"
-    return urls
+    below = {_MODEL: "", _DATASET: "datasets/"}
+    return {kind: f"{api.endpoint}/{below[kind]}{repo}" for kind, (repo, _) in folders.items()}
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
     """Raise ConfigError for a login that is missing, StoreError if the Hub refuses; no token is in them."""
-    import httpx
+    import httpx2
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     try:
@@ -383,5 +396,5 @@ def _explained() -> Iterator[None]:
         status = error.response.status_code
         advice = "; `hf auth login` with a token that may write" if status in (401, 403) else ""
         raise StoreError(f"the Hub refused ({status}): {mask(one_line(error))}{advice}") from None
-    except (httpx.HTTPError, OSError) as error:
+    except (httpx2.HTTPError, OSError) as error:
         raise StoreError(f"the Hub can't be reached: {mask(one_line(error))}") from None

@@ -17,6 +17,7 @@ class Methods:
     import_ = exchange.import_
     label = inspect_run.label
     plot = plots.plot
+    push = exchange.push
     report = inspect_run.report
     run = start.run
     sample = inspect_run.sample
