@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, partial
+from os.path import commonprefix
 from pathlib import PurePath
 from typing import Any
 
@@ -16,7 +17,7 @@ import duckdb
 import numpy as np
 
 from ludic.app.show.runs import RunSummary, differing, find_runs, groups_by, setting_text, summarise
-from ludic.base import NOT_ESTIMATED, TOO_FEW, Frame, Part, Sentence, number, plural
+from ludic.base import NOT_ESTIMATED, Frame, Part, Sentence, number, plural
 from ludic.errors import ConfigError
 from ludic.eval import (
     FEWEST_EXAMPLES,
@@ -229,7 +230,8 @@ class RunTable:
         self, name: str, rows: Sequence[Row], heading: str, more: Sequence[str] = (), before: Sequence[str] = ()
     ) -> Frame:
         """Return a table of means with intervals, and their differences from the baseline's."""
-        of, fewest = f"{100 * self.confidence:g}% interval", FEWEST_EXAMPLES if self.by is None else FEWEST_RUNS
+        of = f"{100 * self.confidence:g}% interval"
+        fewest, unit = (FEWEST_EXAMPLES, "groups") if self.by is None else (FEWEST_RUNS, "runs")
         keys = ("run",) if self.by is None else ("group", "num_runs")
         return Frame(
             name,
@@ -239,16 +241,25 @@ class RunTable:
             heading=heading,
             titles={"estimate": "mean", "interval": of, "of_difference": of, "difference": "diff."},
             derived={
-                "interval": partial(_interval, "estimate", "low", "high", fewest),
-                "of_difference": partial(_interval, "difference", "difference_low", "difference_high", fewest),
+                "interval": partial(_interval, "estimate", "low", "high", fewest, unit),
+                "of_difference": partial(_interval, "difference", "difference_low", "difference_high", fewest, unit),
                 **({"steps": _steps} if more else {}),
             },
         )
 
 
+_MOST_IN_COMMON = 30
+"""Characters with which all values of a setting may begin; longer beginnings are left out, or a cell would end
+before the difference."""
+
+
 def _value_of(label: str, row: Row) -> str:
     value = row["values"][label]
-    return "-" if value is None else str(value)
+    known = [each for each in row["values"].values() if each is not None]
+    common = len(commonprefix(known))
+    return (
+        "-" if value is None else value if common <= _MOST_IN_COMMON else f"…{value[common - _MOST_IN_COMMON // 2 :]}"
+    )
 
 
 def _by_value(row: Row) -> str:
@@ -275,13 +286,13 @@ def _steps(row: Row) -> str | None:
     return None if row["last_step"] is None else f"{row['first_step']} to {row['last_step']}"
 
 
-def _interval(estimate: str, low: str, high: str, fewest: int, row: Row) -> str | None:
+def _interval(estimate: str, low: str, high: str, fewest: int, unit: str, row: Row) -> str | None:
     """Return the interval of a row, or the reason why there is none; None without an estimate."""
     if row[low] is not None:
         return f"{number(row[low], 3)} to {number(row[high], 3)}"
     if row[estimate] is None:
         return None
-    return f"{TOO_FEW} ({row['num_values']})" if row["num_values"] < fewest else NOT_ESTIMATED
+    return f"too few {unit} ({row['num_values']})" if row["num_values"] < fewest else NOT_ESTIMATED
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------

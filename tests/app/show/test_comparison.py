@@ -82,7 +82,7 @@ def test_few_groups_have_no_interval_and_hostile_names_are_text(tmp_path: Path) 
     found = ludic.compare(runs)
     assert [row["low"] for row in rewards(found, "step")] == [None, None]
     shown = repr(found)
-    assert "too few examples (3)" in shown
+    assert "too few groups (3)" in shown
     assert "up to step 1, which all reach with 90 trained tokens" in shown
     assert "the runs have recorded no difference" in shown
     assert ("\x1b" in shown, "<script>[red]\\x1b[31mb" in shown) == (False, True)
@@ -92,11 +92,15 @@ def test_few_groups_have_no_interval_and_hostile_names_are_text(tmp_path: Path) 
 @pytest.mark.slow
 def test_many_runs_that_differ_are_listed_by_value(tmp_path: Path) -> None:
     for number in range(7):
-        make(tmp_path, f"{EVIL}{number}", last=1, run={"seed": number // 6})
+        name = f"{EVIL}{number}"
+        make(tmp_path, name, last=1, run={"seed": number // 6, "model": f"{'m' * 100}{number // 6}{'n' * 100}"})
     found = ludic.compare([str(tmp_path)])
     listed = ", ".join(f"{EVIL}{number}" for number in range(6))
     (frame,) = [part for part in found.parts() if isinstance(part, Frame) and part.name == "differing"]
-    assert frame.derived["runs by value"](frame.rows[0]) == f"0 ({listed}); 1 ({EVIL}6)"
+    told = {row["name"]: frame.derived["runs by value"](row) for row in frame.rows}
+    # Long values are shown from before their first difference on; the rows have all of them.
+    by_model = f"…{'m' * 15}0{'n' * 100} ({listed}); …{'m' * 15}1{'n' * 100} ({EVIL}6)"
+    assert told == {"seed": f"0 ({listed}); 1 ({EVIL}6)", "model": by_model}
 
 
 @pytest.mark.slow
