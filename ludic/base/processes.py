@@ -6,7 +6,6 @@ turn, such as the ranks of torchrun and the children of multiprocessing.
 """
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -50,12 +49,6 @@ async def start_python_in_loop(
 def become_python(args: Sequence[str], *, environment: Mapping[str, str] | None = None) -> NoReturn:
     """Replace this process by `python ARGS`."""
     os.execve(sys.executable, python_words(args), safe_environment(environment))
-
-
-def shell_command(args: Sequence[str]) -> str:
-    """Return the shell command that becomes `python ARGS`, for a library that starts it."""
-    variables = " ".join(f"{name}={value}" for name, value in SAFE_ENVIRONMENT.items())
-    return f"{variables} exec {shlex.join(python_words(args))}"
 
 
 def protect_library_processes() -> None:

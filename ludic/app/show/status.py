@@ -221,11 +221,15 @@ def draw(status: RunStatus, columns: int = _MOST_COLUMNS) -> RenderableType:
     return Constrain(Panel(Group(*parts), title=title, expand=False), inner + _FRAME_WIDTH)
 
 
-def as_texts(status: RunStatus, columns: int = 100) -> tuple[list[tuple[str, str]], list[str]]:
+_NARROW, _WIDE = 44, 240
+"""Columns of bars and curves, and of texts, which a page wraps."""
+
+
+def as_texts(status: RunStatus) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the lines of the panel as names and texts, without diagnostics; and its tables, in full width."""
     lines = [
-        (name, _text_of(value, columns))
-        for name, value in _lines(status, columns)
+        (name, _text_of(value, _WIDE))
+        for name, value in _lines(status, _NARROW)
         if name not in ("warning", "unreadable")
     ]
     has_calls = bool(status.newest_calls or status.calls)

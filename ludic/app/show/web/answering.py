@@ -151,7 +151,7 @@ class Answering:
                 [cast(asyncio.Future[Any], done), *ends], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
             )
             while not done.done():
-                page.stop(f"it took more than {limit_s:.0f} s" if limit_s else "")
+                page.stop(f"it took more than {limit_s:g} s" if limit_s else "")
                 await asyncio.wait([done], timeout=_STOP_EVERY_S)
             return done.result()
         except asyncio.CancelledError:

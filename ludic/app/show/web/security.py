@@ -84,11 +84,14 @@ class Guard:
         if refusal is not None:
             await _answer(send, 403, refusal)
         elif has_cookie and token is None:
-            await self._app(scope, receive, _with_headers(send))
+            # Files of the package are asked for again, and are answered with 304.
+            caching = "no-cache" if scope["path"].startswith("/static/") else _NO_STORE
+            await self._app(scope, receive, _with_headers(send, caching))
         else:
-            is_new = token is not None and hmac.compare_digest(token.encode(), self._token.encode())
+            is_get = scope["method"] == "GET"
+            is_new = is_get and token is not None and hmac.compare_digest(token.encode(), self._token.encode())
             clean = _clean_address(scope["path"], query)
-            if scope["method"] == "GET" and (is_new or has_cookie):
+            if is_new or (is_get and has_cookie):
                 cookie = f"{self._cookie_name(scope)}={self._cookie}; Path=/; HttpOnly; SameSite=Strict"
                 await _answer(send, 303, "", location=clean, set_cookie=cookie)
             else:
@@ -148,13 +151,12 @@ async def _answer(send: Send, status: int, text: str, kind: str = "text/plain", 
     await send({"type": "http.response.body", "body": text.encode()})
 
 
-def _with_headers(send: Send) -> Send:
-    """Add the policy to an answer, and forbid browsers to store it."""
+def _with_headers(send: Send, caching: str = _NO_STORE) -> Send:
+    """Add the policy to an answer, and whether browsers may store it."""
 
     async def add(message: Message) -> None:
         if message["type"] == "http.response.start":
-            own = {name.lower() for name, _ in message["headers"]}
-            more = {**_HEADERS, **({} if b"cache-control" in own else {"Cache-Control": _NO_STORE})}
+            more = {**_HEADERS, "Cache-Control": caching}
             added = [(name.lower().encode(), value.encode()) for name, value in more.items()]
             message = {**message, "headers": [*message["headers"], *added]}
         await send(message)

@@ -214,7 +214,7 @@ function follow(place, show) {
 
 function showFigures(place) {
   const plots = new Map();
-  const aside = element("p", { className: "dim" });
+  const aside = element("p", { className: "dim", textContent: "reading ..." });
   place.after(aside);
   follow(place, ({ figures, warnings }) => {
     const drawn = figures.filter((data) => hasValues(data) && !isZero(data));
