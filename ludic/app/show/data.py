@@ -387,29 +387,49 @@ class RunData:
         with suppress(LudicError):  # the pages show it
             renew(self._opened.connection())
 
-    def find(self, rollout_id: str) -> Lookup:
-        """Return a rollout, whose row also has lists of ratios and token_advantages if training stored them."""
+    def find(self, rollout_id: str, *, trained: bool = True, near: Lookup | None = None) -> Lookup:
+        """Return a rollout, or one that the end of its id identifies.
+
+        trained: its row also has lists of `ratios` and `token_advantages`, if training stored them. near: a rollout
+        that is probably of the same version, which saves listing the others.
+        """
+        version = near.rows[0]["version"] if near is not None else self._version_of(rollout_id)
         with self.reading() as con:
-            found = look_up(self.root, rollout_id, "rollout", con=con)
+            found = look_up(self.root, rollout_id, "rollout", con=con, version=version)
         row = found.rows[0]
-        trained = (
-            self.ask(figure("trained_tokens_of_rollout"), {"id": row["rollout_id"]}).to_dicts() if found.uses else []
-        )
-        if not trained:
+        if not (trained and found.uses):
             return found
-        logprobs = trained[0]["trainer_logprobs"] or []
+        tokens = self.ask(figure("trained_tokens_of_rollout"), {"id": row["rollout_id"]}).to_dicts()
+        if not tokens:
+            return found
+        logprobs = tokens[0]["trainer_logprobs"] or []
         sampled_with = () if row["capture"] in WITHOUT_LOGPROBS else row["response_logprobs"]
         ratios = [_ratio(*pair) for pair in zip(logprobs, sampled_with, strict=False)]
-        return replace(found, rows=[row | {"ratios": ratios, "token_advantages": trained[0]["token_advantages"]}])
+        return replace(found, rows=[row | {"ratios": ratios, "token_advantages": tokens[0]["token_advantages"]}])
+
+    def _version_of(self, rollout_id: str) -> int | None:
+        """Return the partition of a rollout in a bucket, whose listings are slow.
+
+        None on a disk, if it is new, and if only a part of its id is given.
+        """
+        for table in () if self.root.is_local else ("rollouts", "evals"):
+            found = self.ask(f"select version from {table} where rollout_id = $id limit 1", {"id": rollout_id})  # noqa: S608
+            if not found.is_empty():
+                return int(found.item())
+        return None
 
     def labels(self, rollout_id: str) -> list[dict[str, Any]]:
         """Return the labels of a rollout, oldest first."""
         return self.ask(figure("labels_of_rollout"), {"id": rollout_id}).to_dicts()
 
-    def label(self, rollout_id: str, mark: str, note: str, name: str = LABEL) -> None:
-        """Store a label. mark: read as a number if it is one; an empty mark and note withdraw the label."""
+    def label(self, rollout_id: str, mark: str, note: str, name: str = LABEL, author: str | None = None) -> None:
+        """Store a label. mark: read as a number if it is one; an empty mark and note withdraw the label.
+
+        author: None is the author of this viewer, or else the user of this machine.
+        """
         root = Root.open(self.root.url, writable=True)
-        put_label(root, rollout_id, _as_mark(mark.strip()), note.strip() or None, name=name, author=self._author)
+        author = author or self._author
+        put_label(root, rollout_id, _as_mark(mark.strip()), note.strip() or None, name=name, author=author)
 
     @property
     def token_reader(self) -> TokenReader:

@@ -9,7 +9,7 @@ error, unless it is left out by name.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from typing import Any, Protocol, Self, TypeGuard
@@ -21,6 +21,7 @@ import pyarrow as pa
 from ludic.errors import QueryError
 from ludic.records import rollouts_schema
 from ludic.root.root import Root
+from ludic.root.sql.kept_ledger import KeptLedger
 from ludic.root.sql.library import create_macros, escape_glob, quote_list
 from ludic.root.sql.listed_files import Snapshot
 from ludic.root.sql.root_views import create_views
@@ -87,6 +88,7 @@ _QUERY_WORDS = ("select", "from", "with", "pivot", "unpivot", "values", "describ
 _LEADING_COMMENTS = re.compile(r"(\s+|--[^\n]*(\n|$)|/\*.*?\*/)*", re.DOTALL)
 _EXPLAIN = re.compile(r"explain(\s*\([^)]*\)|\s+analyze\b)?", re.IGNORECASE)
 
+_ledgers: WeakKeyDictionary[duckdb.DuckDBPyConnection, list[KeptLedger]] = WeakKeyDictionary()
 _snapshots: WeakKeyDictionary[duckdb.DuckDBPyConnection, list[Snapshot]] = WeakKeyDictionary()
 
 
@@ -119,15 +121,20 @@ def connect(
     for snapshot in snapshots:
         snapshot.refresh()
     _snapshots[con] = snapshots
+    if not without:  # broken files are few, and those that look for them ask once
+        numbered = enumerate(zip(opened, urls, strict=True))
+        _ledgers[con] = [KeptLedger(root, number, url) for number, (root, url) in numbered]
     if sealed:
         seal(con, [*urls, *(str(folder) for snapshot in snapshots for folder in snapshot.folders())])
     return con
 
 
 class Connections:
-    """Connections to roots, each opened once, by URL; as a context manager, it closes them."""
+    """Connections to roots, each opened once, by URL; as a context manager, it closes those that it opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, lent: Mapping[str, duckdb.DuckDBPyConnection] | None = None) -> None:
+        """lent: open connections by the URL of their root, which stay open."""
+        self._lent = dict(lent or {})
         self._opened: dict[str, duckdb.DuckDBPyConnection] = {}
 
     def __enter__(self) -> Self:
@@ -139,6 +146,8 @@ class Connections:
 
     def to(self, root: Root) -> duckdb.DuckDBPyConnection:
         """Return the connection to one root."""
+        if root.url in self._lent:
+            return self._lent[root.url]
         if root.url not in self._opened:
             self._opened[root.url] = connect(root)
         return self._opened[root.url]
@@ -189,11 +198,16 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def renew(con: duckdb.DuckDBPyConnection) -> None:
-    """Do as `refresh` does, but list the files in this call, so that no query waits for it. Raises QueryError."""
+    """Do as `refresh` does, but list the files in this call, so that no query waits for it. Raises QueryError.
+
+    From then on the ledger is in memory, as of the last call, so that no query reads its files again.
+    """
     if con not in _snapshots:
         raise QueryError("renew needs a connection that ludic.connect returned, not a cursor of one")
     for snapshot in _snapshots[con]:
         snapshot.renew()
+    for ledger in _ledgers.get(con, ()):
+        ledger.renew(con)
 
 
 def open_duckdb() -> duckdb.DuckDBPyConnection:

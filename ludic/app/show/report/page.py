@@ -292,7 +292,7 @@ def comparison_section(
 ) -> dict[str, Any]:
     """Compare sides in pairs, with the defaults of `ludic compare`. Raises ConfigError.
 
-    Each row has its facts, and the examples that gained and lost most.
+    Each row has its facts, and the examples that gained and lost most; `examples` are all.
     """
     parsed = comparing.parse_sides(sides, root)
     roots = {side.root.url: side.root for side in parsed}
@@ -318,7 +318,7 @@ def comparison_section(
                 "changed": {name: [_both(example, answers) for example in some] for name, some in changed.items()},
             }
         )
-    return {"rows": rows, "table": table, "warnings": compared.warnings}
+    return {"rows": rows, "table": table, "warnings": compared.warnings, "examples": compared.examples}
 
 
 def _both(example: Row, answers: Mapping[str, Mapping[str, Row]]) -> dict[str, Any]:

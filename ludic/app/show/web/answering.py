@@ -28,7 +28,19 @@ from ludic.app.show.html import spelt, templates
 from ludic.app.show.lookup import UnknownIdError
 
 # Modules of pages, which register themselves.
-from ludic.app.show.web import lists, overview, several, sql_box  # noqa: F401
+from ludic.app.show.web import (  # noqa: F401
+    code,
+    compare,
+    episode,
+    evaluations,
+    example,
+    lists,
+    overview,
+    rollout,
+    several,
+    sql_box,
+    training,
+)
 from ludic.app.show.web.pages import PAGES, Answer, Answers, Json, PageRequest, Redirect, Table, menu
 from ludic.app.show.web.site import Site
 from ludic.base import Result, plain_rows, to_plain, write_csv
