@@ -387,12 +387,13 @@ class RunData:
         with suppress(LudicError):  # the pages show it
             renew(self._opened.connection())
 
-    def find(self, rollout_id: str, *, trained: bool = True) -> Lookup:
+    def find(self, rollout_id: str, *, trained: bool = True, near: Lookup | None = None) -> Lookup:
         """Return a rollout, or one that the end of its id identifies.
 
-        trained: its row also has lists of `ratios` and `token_advantages`, if training stored them.
+        trained: its row also has lists of `ratios` and `token_advantages`, if training stored them. near: a rollout
+        that is probably of the same version, which saves listing the others.
         """
-        version = self._version_of(rollout_id)
+        version = near.rows[0]["version"] if near is not None else self._version_of(rollout_id)
         with self.reading() as con:
             found = look_up(self.root, rollout_id, "rollout", con=con, version=version)
         row = found.rows[0]
@@ -407,11 +408,15 @@ class RunData:
         return replace(found, rows=[row | {"ratios": ratios, "token_advantages": tokens[0]["token_advantages"]}])
 
     def _version_of(self, rollout_id: str) -> int | None:
-        """Return the partition of a rollout in a bucket, whose listings are slow; None on a disk, or if it is new."""
-        if self.root.is_local:
-            return None
-        found = self.ask(figure("version_of_rollout"), {"id": rollout_id})["version"].to_list()
-        return next(iter(found), None)
+        """Return the partition of a rollout in a bucket, whose listings are slow.
+
+        None on a disk, if it is new, and if only a part of its id is given.
+        """
+        for table in () if self.root.is_local else ("rollouts", "evals"):
+            found = self.ask(f"select version from {table} where rollout_id = $id limit 1", {"id": rollout_id})  # noqa: S608
+            if not found.is_empty():
+                return int(found.item())
+        return None
 
     def labels(self, rollout_id: str) -> list[dict[str, Any]]:
         """Return the labels of a rollout, oldest first."""

@@ -39,7 +39,7 @@ def look_up(
 ) -> Lookup:
     """Find the rollout or group that `part` of an id matches; kinds: search only these. con: a connection to the root.
 
-    options: how it is printed. version: partition of a whole id, if it is known, so that only its files are listed.
+    options: how it is printed. version: partition that a whole id is probably in; its files are listed first.
 
     Leaves out broken files, with a warning. Raises UnknownIdError, StoreError.
     """
@@ -47,6 +47,8 @@ def look_up(
     if len(part) > 1 and part[0] == part[-1] in "\"'":  # as `ludic sql --format csv` prints an id
         part = part[1:-1]
     addresses = find_rows(root, part, version) if _WHOLE_ID.fullmatch(part) else []
+    if not addresses and version is not None:
+        addresses = find_rows(root, part)
     try:
         found = _look_up(con or connect(root), root, part, addresses, kinds)
     except QueryError as error:

@@ -1,8 +1,8 @@
 """Keep the rows of the ledger in the memory of a connection, so that its queries read no file of batches/ again.
 
 A viewer asks the same connection again and again, and each question about training would read a file for each gradient
-step: 50 ms for 400 steps on a disk, 400 requests on a bucket. Files with an advantage for each token are read as before,
-since they need the memory of all tokens. If files can't be read, the views stay as they are.
+step: 50 ms for 400 steps on a disk, 400 requests on a bucket. Files with an advantage for each token are read as
+before, since they need the memory of all tokens. If files can't be read, the views stay as they are.
 """
 
 import logging
@@ -64,7 +64,7 @@ class KeptLedger:
         con.execute(f"drop table if exists {before}")
         stored = f"select * exclude (kept_from) from {now}"  # noqa: S608
         if left:
-            stored += f" union all by name select * exclude (kept_from) from ({self._rows(left)})"
+            stored += f" union all by name select * exclude (kept_from) from ({self._rows(left)})"  # noqa: S608
         query = Template(read_packaged("views", "all_batches")).substitute(stored=f"({stored})")
         con.execute(f"create or replace view all_batches as\n{query}")
         return left

@@ -50,7 +50,8 @@ def compare(request: PageRequest) -> Answer:
     """Two rollouts side by side."""
     color = colour_of(request, "none")
     with_stats = color in ("advantage", "ratio")
-    found = [request.data.find(request.required(name), trained=with_stats) for name in ("a", "b")]
+    first_found = request.data.find(request.required("a"), trained=with_stats)
+    found = [first_found, request.data.find(request.required("b"), trained=with_stats, near=first_found)]
     rows = [with_messages(each.rows[0], request.data.token_reader) for each in found]
     num_common = _num_common(*(row["messages"] for row in rows))
     longest = max(len(row["messages"]) for row in rows) - num_common

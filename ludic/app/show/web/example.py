@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import polars as pl
+
 from ludic.app.show.lookup import UnknownIdError, look_up
 from ludic.app.show.transcript import prompt_of, with_messages
 from ludic.app.show.web.conversation import (
@@ -118,22 +120,26 @@ class Column:
 def example(request: PageRequest) -> Answer:
     """One example's answers, a column for each version, newest first; of one version all of them."""
     env_name, example_id = request.required("env"), request.required("id")
-    names = {"env_name": env_name, "id": example_id}
-    versions = request.data.ask(figure("versions_of_example"), names).to_dicts()
-    if not versions:
+    answers = request.data.ask(figure("answers_of_example"), {"env_name": env_name, "id": example_id})
+    if answers.is_empty():
         raise UnknownIdError(f"no answer to example {example_id!r} of environment {env_name!r} is stored")
+    versions = _by_version(answers)
     only = _only_version(request, versions)
     if only is None:
-        current = page_index(request, "column", len(versions), _VERSIONS_A_PAGE) * _VERSIONS_A_PAGE
-        some, skip, most = versions[current : current + _VERSIONS_A_PAGE], 0, _ANSWERS_A_VERSION
+        first = page_index(request, "column", len(versions), _VERSIONS_A_PAGE) * _VERSIONS_A_PAGE
+        some, skip, most = versions[first : first + _VERSIONS_A_PAGE], 0, _ANSWERS_A_VERSION
         pages = page_links(request, "column", len(versions), _VERSIONS_A_PAGE)
     else:
         some, most = [only], _ANSWERS_A_PAGE
         skip = page_index(request, "answer", only["num_answers"], most) * most
         pages = page_links(request, "answer", only["num_answers"], most)
-    ranges = {"versions": [row["version"] for row in some], "skip": skip, "most": most}
-    answers = request.data.ask(figure("answers_of_versions"), {**names, **ranges}).to_dicts()
-    messages = _messages(request, answers)
+    rows = {
+        row["version"]: answers.filter(pl.col("version") == row["version"]).slice(skip, most).to_dicts() for row in some
+    }
+    found = [row for each in rows.values() for row in each]
+    texts = _texts(request, found)
+    shown = next((row for row in found if texts[row["rollout_id"]]["messages"]), None)
+    prompt = prompt_of(texts[shown["rollout_id"]]["messages"]) if shown else []
     table = Table(
         name="versions",
         rows=versions,
@@ -141,20 +147,36 @@ def example(request: PageRequest) -> Answer:
         titles={"num_samples": "of them in evaluations"},
         links={"version": lambda row: request.here(version=row["version"], column=None, answer=None)},
     )
-    first = next((row for row in answers if messages.get(row["rollout_id"])), None)
-    prompt = [] if first is None else prompt_of(messages[first["rollout_id"]])
     values = {
         "env_name": env_name,
         "example_id": example_id,
-        "columns": [_column(request, row, answers, messages) for row in some],
+        "columns": [_column(request, row, rows[row["version"]], texts) for row in some],
         "pages": pages,
-        "prompt": [] if first is None else shown_messages(request, {**first, "messages": prompt}),
-        "wanted": next((row["wanted"] for row in answers if row["wanted"] is not None), None),
+        "prompt": shown_messages(request, {**shown, "messages": prompt}) if shown else [],
+        "wanted": next((text["wanted"] for text in texts.values() if text["wanted"] is not None), None),
         "versions": table,
         "only": only and only["version"],
         "all_href": request.here(version=None, column=None, answer=None),
     }
     return Answer("example.html.j2", values, title=f"{env_name}, example {example_id}", tables=[table])
+
+
+def _by_version(answers: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return counts and means of the answers of each version, newest first."""
+    reward = pl.col("episode_reward")
+    return (
+        answers.group_by("version", maintain_order=True)
+        .agg(
+            pl.len().cast(pl.Int64).alias("num_answers"),
+            (pl.col("found_in") == "evals").sum().cast(pl.Int64).alias("num_samples"),
+            reward.count().cast(pl.Int64).alias("num_scored"),
+            reward.mean().alias("reward_mean"),
+            reward.min().alias("reward_min"),
+            reward.max().alias("reward_max"),
+            pl.col("correct").cast(pl.Float64).mean().alias("accuracy"),
+        )
+        .to_dicts()
+    )
 
 
 def _only_version(request: PageRequest, versions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -168,29 +190,26 @@ def _only_version(request: PageRequest, versions: Sequence[dict[str, Any]]) -> d
     return found
 
 
-def _messages(request: PageRequest, answers: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
-    """Return the messages of answers by rollout_id."""
-    found: dict[str, list[dict[str, Any]]] = {}
+def _texts(request: PageRequest, answers: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Return messages and wanted answer of each answer, by rollout_id."""
+    found: dict[str, dict[str, Any]] = {row["rollout_id"]: {"messages": [], "wanted": None} for row in answers}
     for folder in ("rollouts", "evals"):
         some = [row for row in answers if row["found_in"] == folder]
         if some:
             ids, versions = [row["rollout_id"] for row in some], sorted({row["version"] for row in some})
             rows = request.data.ask(figure(f"messages_of_{folder}"), {"ids": ids, "versions": versions}).to_dicts()
-            found |= {row["rollout_id"]: row["messages"] or [] for row in rows}
+            found |= {row["rollout_id"]: {**row, "messages": row["messages"] or []} for row in rows}
     return found
 
 
-def _column(
-    request: PageRequest, row: Row, answers: Sequence[Row], messages: Mapping[str, list[dict[str, Any]]]
-) -> Column:
-    own = [answer for answer in answers if answer["version"] == row["version"]]
+def _column(request: PageRequest, row: Row, answers: Sequence[Row], texts: Mapping[str, Row]) -> Column:
     samples = f", {plural(row['num_samples'], 'sample')} of evaluations" if row["num_samples"] else ""
     return Column(
         version=row["version"],
         reward="not scored" if row["reward_mean"] is None else number(row["reward_mean"], 4),
         counts=plural(row["num_answers"], "answer") + samples,
-        answers=[_answer(request, answer, messages.get(answer["rollout_id"], [])) for answer in own],
-        num_more=row["num_answers"] - len(own),
+        answers=[_answer(request, answer, texts[answer["rollout_id"]]["messages"]) for answer in answers],
+        num_more=row["num_answers"] - len(answers),
         href=request.here(version=row["version"], column=None, answer=None),
     )
 

@@ -5,6 +5,7 @@ never waits for that. Raises UnknownIdError for a label that there is not, Missi
 """
 
 import logging
+import math
 import os
 import threading
 import time
@@ -77,7 +78,7 @@ class Site:
             if self.has_several:
                 self.table()
             else:
-                self._runs[""].ask("select count(*) from rollouts", {})
+                self.run("").ask("select count(*) from rollouts", {})
 
     # --- Runs ---------------------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ class Site:
             self._runs[label] = run
             while len(self._runs) > _MOST_OPEN:
                 del self._runs[next(iter(self._runs))]  # its connection closes with the last request that has it
-            is_old = now - self._listed_at.setdefault(label, now) > _RENEW_AFTER_S
+            is_old = now - self._listed_at.get(label, -math.inf) > _RENEW_AFTER_S
             if is_old:
                 self._listed_at[label] = now
         if is_old:

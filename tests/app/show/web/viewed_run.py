@@ -139,7 +139,7 @@ def text_row(question: str, answer: str, *, episode_reward: float | None, **opti
         "seed": 1,
         "prompt_tokens": np.array(tokenizer(question, add_special_tokens=False)["input_ids"], np.int32),
         "response_tokens": tokens,
-        "response_logprobs": -np.abs(np.sin(np.arange(len(tokens), dtype=np.float32)) * 5) ** 2 / 4,
+        "response_logprobs": -(np.abs(np.sin(np.arange(len(tokens), dtype=np.float32)) * 5) ** 2) / 4,
         "token_rewards": rewards,
         "reward_components": {} if episode_reward is None else {"right": episode_reward, "short": 0.0},
         "terminated": True,
