@@ -45,10 +45,8 @@ _FIRST = ("trainer", "step", "balance", "dropped")
 
 @page("figures", "figures")
 def figures(request: PageRequest) -> Json:
-    """All curves of steps, or with of=evaluation those of evaluations; and the warnings."""
+    """All curves of steps, and the warnings."""
     by = request.query.get("by") or None
-    if request.query.get("of") == "evaluation":
-        return Json({"figures": _linked(request, _evaluation(request))})
     found, warnings = _of_steps(request.site, request.label, request.data, by)
     return Json({"figures": _linked(request, found, by), "warnings": warnings})
 
@@ -67,18 +65,6 @@ def _of_steps(site: Site, label: str, data: RunData, by: str | None) -> tuple[li
 def curves_of(site: Site, label: str, data: RunData) -> list[FigureData]:
     """Return the curves of a run."""
     return _of_steps(site, label, data, None)[0]
-
-
-def _evaluation(request: PageRequest) -> list[FigureData]:
-    num_rows = request.data.ask("select count(*) as n from evals", {})["n"][0]
-    if not num_rows:
-        return []
-
-    def read() -> list[FigureData]:
-        with request.data.reading() as con:
-            return [read_figure(con, request.data.root, "evaluation")]
-
-    return request.kept("figures of evaluations", num_rows, read)
 
 
 def _linked(request: PageRequest, found: list[FigureData], by: str | None = None) -> list[dict[str, Any]]:

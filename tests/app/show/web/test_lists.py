@@ -61,8 +61,6 @@ def test_hostile_texts_are_text_in_all_lists(hostile: Root):
             assert browser.get(f"/sql?q={quote(query)}").status == 200
         for text in (HOSTILE, f"{HOSTILE}' or true --"):
             assert browser.get(f"/rollouts?where={quote(text)}&search={quote(text)}&order={quote(text)}").status == 400
-        names = [each["name"] for each in browser.json("/figures?of=evaluation")["figures"][0]["series"]]
-        assert all(name.startswith("<img src=x onerror=alert(1)>\\x1b\\u202e") for name in names)
 
 
 def test_a_search_finds_texts_whatever_their_case_and_quotes(started: Root):

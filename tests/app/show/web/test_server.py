@@ -71,10 +71,10 @@ def test_a_server_with_open_pages_and_a_running_query_ends_at_once(trained: Root
 
 @pytest.mark.slow
 def test_a_query_ends_when_its_page_is_closed(trained: Root, tmp_path: Path):
-    with served(trained.url, tmp_path) as (process, address), httpx2.Client(timeout=2) as browser:
+    with served(trained.url, tmp_path) as (process, address), httpx2.Client(timeout=60) as browser:
         browser.get(address, follow_redirects=True)
         with pytest.raises(httpx2.ReadTimeout):
-            browser.get(httpx2.URL(address).join("/sql"), params=ENDLESS)
+            browser.get(httpx2.URL(address).join("/sql"), params=ENDLESS, timeout=3)
         watched = psutil.Process(process.pid)
         deadline = time.monotonic() + 60
         while watched.cpu_percent(interval=1) > 20:  # the query would take all cores
