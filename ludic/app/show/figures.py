@@ -164,6 +164,11 @@ class FigureKind:
     """Unit of the split figure, if it differs."""
     log_y: bool = False
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether the steps at which warnings begin are marked in it."""
+        return self.x_name == "step" and self.source != "outcomes"
+
 
 _OF_STEP = f"mean of a step's {POPULATIONS['reward_mean']}"
 _SHARE = f"share of a step's {POPULATIONS['reward_mean']}"
@@ -349,7 +354,7 @@ def read_parts(
     found = list(_of_kind(kind, _Rows(con=con, root=root), by))
     if part and found:
         found = [each for each in found if each.name == name] or _refuse_part(name, found, root)
-    own = [*marks] if kind.x_name == "step" else []
+    own = [*marks] if kind.is_marked else []
     return [replace(each, marks=own) for each in found] or [_joined(kind, [])]
 
 
@@ -412,10 +417,9 @@ def read_figures(
         # Of the curves of the whole run, those that can be split are shown both ways.
         for data in _of_kind(kind, rows, None if kind.source == "steps" else by):
             own = diagnostic_marks(diagnostics, data.name.partition("/")[2]) if kind.source == "components" else marks
-            is_marked = kind.x_name == "step" and kind.source != "outcomes"
             if len(data.series) < _FEWEST_LINES.get(kind.source, 0):
                 continue
-            (first if kind.name in _FIRST else later).append(replace(data, marks=own if is_marked else []))
+            (first if kind.name in _FIRST else later).append(replace(data, marks=own if kind.is_marked else []))
     if by is not None or len({row["value"] for row in rows.considered(ENVIRONMENT)}) > 1:
         kinds = [_kind_of(name) for name in _FIRST]
         first += [replace(data, marks=marks) for kind in kinds for data in _of_kind(kind, rows, by or ENVIRONMENT)]
