@@ -30,10 +30,11 @@ Values = Mapping[float, float | None]
 """Values by x."""
 ErrorBar = tuple[float | None, float | None]
 
-COLOURS: Sequence[str] = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#B8860B", "#3A9BD9", "#7A6F00", "#555555")
-"""Colours of lines on light paper, in their order: hues of Okabe and Ito, which colour-blind readers tell apart."""
-DARK_COLOURS: Sequence[str] = ("#56A8E0", "#F08A4B", "#2FC79A", "#DE8FC0", "#E6B422", "#8FD0FF", "#F0E442", "#BBBBBB")
-"""The same colours for dark paper."""
+COLOURS: Sequence[str] = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#1A1A1A", "#9000F0", "#603000", "#900060")
+"""Colours of lines on light paper, in their order. The first ones are Okabe and Ito's for colour-blind readers; their
+lighter ones, which vanish on white, are replaced by dark ones that are as far apart."""
+DARK_COLOURS: Sequence[str] = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#FFFFFF", "#F0E442", "#E69F00", "#0F78BE")
+"""Colours of the same lines on dark paper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +163,11 @@ class FigureKind:
     split_unit: str = ""
     """Unit of the split figure, if it differs."""
     log_y: bool = False
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the steps at which warnings begin are marked in it."""
+        return self.x_name == "step" and self.source != "outcomes"
 
 
 _OF_STEP = f"mean of a step's {POPULATIONS['reward_mean']}"
@@ -348,7 +354,7 @@ def read_parts(
     found = list(_of_kind(kind, _Rows(con=con, root=root), by))
     if part and found:
         found = [each for each in found if each.name == name] or _refuse_part(name, found, root)
-    own = [*marks] if kind.x_name == "step" else []
+    own = [*marks] if kind.is_marked else []
     return [replace(each, marks=own) for each in found] or [_joined(kind, [])]
 
 
@@ -411,10 +417,9 @@ def read_figures(
         # Of the curves of the whole run, those that can be split are shown both ways.
         for data in _of_kind(kind, rows, None if kind.source == "steps" else by):
             own = diagnostic_marks(diagnostics, data.name.partition("/")[2]) if kind.source == "components" else marks
-            is_marked = kind.x_name == "step" and kind.source != "outcomes"
             if len(data.series) < _FEWEST_LINES.get(kind.source, 0):
                 continue
-            (first if kind.name in _FIRST else later).append(replace(data, marks=own if is_marked else []))
+            (first if kind.name in _FIRST else later).append(replace(data, marks=own if kind.is_marked else []))
     if by is not None or len({row["value"] for row in rows.considered(ENVIRONMENT)}) > 1:
         kinds = [_kind_of(name) for name in _FIRST]
         first += [replace(data, marks=marks) for kind in kinds for data in _of_kind(kind, rows, by or ENVIRONMENT)]
