@@ -69,6 +69,7 @@ class RunTable(Result):
             return
         names = self.differing
         columns = self._columns(names)
+        depths = dict(zip((each.url for each in self.runs), self.depths, strict=False))
         texts = {column: partial(_in_a_cell, name=column) for column in columns.values()}
         frame = Frame(
             "runs",
@@ -76,7 +77,7 @@ class RunTable(Result):
             (*_SHOWN, *columns.values()),
             most=len(self.runs),
             titles={column: name for name, column in columns.items()},
-            derived={**_DERIVED, **texts, "run": self._indented},
+            derived={**_DERIVED, **texts, "run": partial(_indented, depths=depths)},
         )
         shown = _fitting(frame, [*_FIRST, *columns.values(), *_SHOWN], width)
         yield replace(frame, shown=[column for column in frame.shown if column in shown])
@@ -111,10 +112,6 @@ class RunTable(Result):
             None if value is None else setting_text(each, name) for each, value in zip(self.runs, values, strict=True)
         ]
 
-    def _indented(self, row: Mapping[str, Any]) -> str:
-        depth = dict(zip((each.url for each in self.runs), self.depths, strict=False)).get(row["url"], 0)
-        return f"{'  ' * depth}{row['run']}"
-
 
 _FIGURES = {
     "run": "label",
@@ -132,6 +129,10 @@ _FIGURES = {
     "url": "url",
 }
 """Fields of a summary by the columns of the table."""
+
+
+def _indented(row: Mapping[str, Any], *, depths: Mapping[str, int]) -> str:
+    return f"{'  ' * depths.get(row['url'], 0)}{row['run']}"
 
 
 def _in_a_cell(row: Mapping[str, Any], *, name: str) -> Any:
