@@ -206,7 +206,15 @@ def test_runs_differ_in_settings_and_not_in_places_and_group_by_all_but_the_seed
 
 
 def test_nothing_is_cut_in_a_terminal_of_any_width_and_names_are_text(tmp_path: Path) -> None:
-    odd = {"num_steps": "many", "replay_batches": 5, "replan_from": [], "env": 3, "run": {}, "advantage": ["x" * 10**5]}
+    odd = {
+        "num_steps": "many",
+        "replay_batches": 5,
+        "replan_from": [],
+        "env": 3,
+        "run": {},
+        "max_uses": 10**30,
+        "advantage": ["x" * 10**5],
+    }
     make_run(f"{tmp_path}/{HOSTILE}", learning_rate=1e-6, error=HOSTILE * 1000, **odd)
     make_run(f"{tmp_path}/a-long-name-of-a-run-that-says-what-it-is", learning_rate=3e-6, advantage="grpo")
     table = tabulate(str(tmp_path))
@@ -220,7 +228,8 @@ def test_nothing_is_cut_in_a_terminal_of_any_width_and_names_are_text(tmp_path: 
         rest = text.partition("no room for ")[2]
         for name in ("state", "step", "reward", "tokens", "began", "learning_rate", "advantage"):
             assert name in text.splitlines()[0] or name in rest or width < 60, (width, name, text)
-    assert "no room" not in shown(table, 200)
+    assert "no room" not in shown(table, 250)
+    assert table.frame()["max_uses"].to_list() == [str(10**30), "1"]
 
 
 def test_the_command_sorts_and_prints_json_and_python_gives_a_frame(ludic, tmp_path: Path) -> None:
