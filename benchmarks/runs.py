@@ -37,7 +37,7 @@ def main(quick: bool = False) -> None:
     Args:
         quick: List a few runs once, to check that the benchmark works.
     """
-    num_runs, rounds = (4, 1) if quick else (300, 7)
+    num_runs, rounds = (4, 1) if quick else (300, 3)
     with tempfile.TemporaryDirectory() as folder, s3_server(_LATENCIES_S) as server:
         for number in range(num_runs):
             _make_run(f"{folder}/lr{number % 30}/seed{number // 30}", number)

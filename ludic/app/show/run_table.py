@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -26,6 +26,8 @@ _ASCENDING = {"name": "label", "began": "began_at", "state": "state"}
 _SHOWN = ("run", "state", "step", "reward", "time", "tokens", "began")
 _FIRST = ("run", "state", "step", "reward")
 """Columns that a narrow terminal shows before the settings; the others come after them."""
+_MOST = 2**63
+"""Numbers of a frame are smaller."""
 _GAP = 3
 """Spaces between two columns."""
 
@@ -69,6 +71,7 @@ class RunTable(Result):
             return
         names = self.differing
         columns = self._columns(names)
+        depths = dict(zip((each.url for each in self.runs), self.depths, strict=False))
         texts = {column: partial(_in_a_cell, name=column) for column in columns.values()}
         frame = Frame(
             "runs",
@@ -76,7 +79,7 @@ class RunTable(Result):
             (*_SHOWN, *columns.values()),
             most=len(self.runs),
             titles={column: name for name, column in columns.items()},
-            derived={**_DERIVED, **texts, "run": self._indented},
+            derived={**_DERIVED, **texts, "run": partial(_indented, depths=depths)},
         )
         shown = _fitting(frame, [*_FIRST, *columns.values(), *_SHOWN], width)
         yield replace(frame, shown=[column for column in frame.shown if column in shown])
@@ -105,15 +108,12 @@ class RunTable(Result):
         """Return the values of a setting; as texts unless all of them are numbers, or all are switches."""
         values = [each.settings.get(name) for each in self.runs]
         kinds = {type(value) for value in values if value is not None}
-        if kinds <= {int, float} or kinds == {bool}:
+        is_small = all(abs(value) < _MOST for value in values if isinstance(value, int))
+        if (kinds <= {int, float} and is_small) or kinds == {bool}:
             return [float(value) if float in kinds and value is not None else value for value in values]
         return [
             None if value is None else setting_text(each, name) for each, value in zip(self.runs, values, strict=True)
         ]
-
-    def _indented(self, row: Mapping[str, Any]) -> str:
-        depth = dict(zip((each.url for each in self.runs), self.depths, strict=False)).get(row["url"], 0)
-        return f"{'  ' * depth}{row['run']}"
 
 
 _FIGURES = {
@@ -132,6 +132,10 @@ _FIGURES = {
     "url": "url",
 }
 """Fields of a summary by the columns of the table."""
+
+
+def _indented(row: Mapping[str, Any], *, depths: Mapping[str, int]) -> str:
+    return f"{'  ' * depths.get(row['url'], 0)}{row['run']}"
 
 
 def _in_a_cell(row: Mapping[str, Any], *, name: str) -> Any:
@@ -233,17 +237,19 @@ def watch_runs(folder: str, console: "Console", interval_s: float) -> RunTable:
     from rich.text import Text
 
     table, problem = tabulate(folder), ""
-    with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    with suppress(KeyboardInterrupt), live or nullcontext():
         while True:
-            if console.is_terminal:
+            if live is not None:
                 live.update(Text(f"{_shortened(table, console)}{problem}"), refresh=True)
             else:
                 table.print_to(console)
+                print_part(console, problem)
             since = time.monotonic()
             try:
                 table, problem = tabulate(folder), ""
             except LudicError as error:
-                problem = f"looking again: {printable(one_line(error))}"
+                problem = printable(f"looking again: {one_line(error)}")
             took_s = time.monotonic() - since
             time.sleep(max(interval_s, 2 * took_s))
     return replace(table, is_out=True)
