@@ -32,8 +32,6 @@ from ludic.root.weights import read_identity, read_policy
 if TYPE_CHECKING:
     from ludic.app import Run
 
-Parts = Literal["all", "model", "rollouts"]
-
 _MODEL, _DATASET = "model", "dataset"
 """Folders of what is pushed."""
 _CURVES = ("reward_mean", "response_length_mean", "entropy")
@@ -49,7 +47,7 @@ def push(
     *,
     to: str | None = None,
     version: int | None = None,
-    parts: Parts = "all",
+    parts: Literal["all", "model", "rollouts"] = "all",
     public: bool = False,
     personal: bool = False,
     license: str | None = None,

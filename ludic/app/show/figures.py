@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import duckdb
 
@@ -274,6 +274,12 @@ FIGURES: Sequence[FigureKind] = (
         unit="seconds",
         columns={"step": "step_s", "waiting for rollouts": "wait_s"},
     ),
+    FigureKind(
+        name="memory_gb",
+        title="Memory",
+        unit="GB, the most of rank 0 since its process began",
+        columns={"memory": "memory_gb"},
+    ),
     FigureKind(name="grad_norm", title="Gradient norm", unit="before clipping", columns={"norm": "grad_norm"}),
     FigureKind(
         name="expert_imbalance",
@@ -329,7 +335,10 @@ def read_figure(
 def read_parts(
     con: duckdb.DuckDBPyConnection, root: Root, name: str, *, by: str | None = None, marks: Sequence[Mark] = ()
 ) -> list[FigureData]:
-    """Return a figure by its name as `read_figure` does, but each of its parts, such as measures, for itself."""
+    """Return a figure by its name as `read_figure` does, but each of its parts, such as measures, for itself.
+
+    A part of a figure of which this run has none at all is the figure without series.
+    """
     kind = _kind_of(name)
     part = name.partition("/")[2]
     if kind.split and part:
@@ -337,11 +346,8 @@ def read_parts(
     elif by is not None:
         by_column(con, by)  # which refuses an unknown column, also where no number is known by it
     found = list(_of_kind(kind, _Rows(con=con, root=root), by))
-    if part:
-        chosen = [each for each in found if each.name == name]
-        if not chosen:
-            raise ConfigError(f"{unknown_name('figure', name, [each.name for each in found])} in {root.url}")
-        found = chosen
+    if part and found:
+        found = [each for each in found if each.name == name] or _refuse_part(name, found, root)
     own = [*marks] if kind.x_name == "step" else []
     return [replace(each, marks=own) for each in found] or [_joined(kind, [])]
 
@@ -359,6 +365,10 @@ def check_figure(name: str, others: Sequence[str] = ()) -> None:
 def _kind_of(name: str) -> FigureKind:
     check_figure(name)
     return next(kind for kind in FIGURES if kind.name == name.partition("/")[0])
+
+
+def _refuse_part(name: str, found: Sequence[FigureData], root: Root) -> NoReturn:
+    raise ConfigError(f"{unknown_name('figure', name, [each.name for each in found])} in {root.url}")
 
 
 def step_frame(con: duckdb.DuckDBPyConnection, root: Root, by: str | None = None) -> "pl.DataFrame":
@@ -402,7 +412,7 @@ def read_figures(
         for data in _of_kind(kind, rows, None if kind.source == "steps" else by):
             own = diagnostic_marks(diagnostics, data.name.partition("/")[2]) if kind.source == "components" else marks
             is_marked = kind.x_name == "step" and kind.source != "outcomes"
-            if kind.source in _OPTIONAL and not data.series:
+            if len(data.series) < _FEWEST_LINES.get(kind.source, 0):
                 continue
             (first if kind.name in _FIRST else later).append(replace(data, marks=own if is_marked else []))
     if by is not None or len({row["value"] for row in rows.considered(ENVIRONMENT)}) > 1:
@@ -413,8 +423,8 @@ def read_figures(
 
 _FIRST = ("reward_mean", "response_length_mean")
 """Figures that come first, and then once more by environment."""
-_OPTIONAL: Sequence[Source] = ("versions", "turns", "tools")
-"""Sources of figures that are not missed where there are none."""
+_FEWEST_LINES: Mapping[Source, int] = {"versions": 1, "turns": 2, "tools": 1}
+"""Lines of a figure below which a report leaves it out: one turn is shown by reward and length already."""
 
 
 def diagnostic_marks(diagnostics: Sequence[Diagnostic], env_name: str | None = None) -> list[Mark]:
@@ -664,6 +674,7 @@ def overlay(figures: Mapping[str, FigureData], groups: Mapping[str, str] | None 
             members.setdefault((groups.get(label, label), each.name), []).append(each)
     sizes = {group: sum(groups.get(label) == group for label in figures) for group in groups.values()}
     series, notes = [], [note for data in figures.values() for note in data.notes]
+    notes += [f"{label}: no values." for label, data in figures.items() if not data.has_values]
     for (label, line), found in members.items():
         name = label if is_single else f"{label}: {line}"
         if sizes.get(label, 1) == 1:
