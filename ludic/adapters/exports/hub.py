@@ -55,6 +55,9 @@ def push(
 ) -> Pushed:
     """Write the folders of a run, and send them unless `to` is given. See `Run.push`."""
     require("huggingface_hub", "hub", "ludic push")
+    for name, value in (("version", version), ("model", model)):
+        if parts == "rollouts" and value is not None:
+            raise ConfigError(f"{name} chooses the weights, and parts is rollouts; leave out one of them")
     dataset_repo = _check_names(repo)
     target = None if to is None else _new_folder(to)
     kinds = {"all": [_MODEL, _DATASET], "model": [_MODEL], "rollouts": [_DATASET]}[parts]
@@ -305,9 +308,10 @@ def _patterns(root: Root) -> dict[str, str]:
     """Return regular expressions, which Python and DuckDB read alike, by what they find."""
     records = [kind.read(root, *name) for kind in (ATTEMPTS, WORKERS) for name in kind.listed(root)]
     hosts = {each.owner.rpartition("-")[0] for each in records if each is not None} | {socket.gethostname()}
-    words = {f"host {host}": host for host in sorted(filter(None, hosts))}
-    if (user := getpass.getuser()) != "root":
-        words[f"user {user}"] = user
+    words = {f"host {host}": host for host in sorted(hosts - {"", "localhost"})}
+    with suppress(KeyError, OSError):  # a container's user may have no name
+        if (user := getpass.getuser()) != "root":
+            words[f"user {user}"] = user
     # Worker ids have _ for other characters of a host's name.
     found = {
         what: f"(^|[^A-Za-z0-9])({re.escape(word)}|{re.escape(re.sub(r'[^A-Za-z0-9.]', '_', word))})([^A-Za-z0-9]|$)"
@@ -347,13 +351,15 @@ def _refusal(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _check_remote(repos: Mapping[str, str], public: bool) -> None:
-    """Raise ConfigError if a repository is public already, and StoreError if the Hub can't be asked.
+    """Raise ConfigError without a login or if a repository is public already, StoreError if the Hub can't be asked.
 
     repos: names by kind, model or dataset.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import RepositoryNotFoundError
 
+    if get_token() is None:
+        raise ConfigError("the Hub has no account on this machine; `hf auth login` stores one, and --to sends nothing")
     api = HfApi()
     for kind, repo in repos.items():
         with _explained(), suppress(RepositoryNotFoundError):
@@ -382,14 +388,12 @@ def _send(folders: Mapping[str, tuple[str, Path]], public: bool, message: str) -
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Raise ConfigError for a login that is missing, StoreError if the Hub refuses; no token is in them."""
+    """Raise StoreError if the Hub refuses or can't be reached; no token is in it."""
     import httpx2
-    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         yield
-    except LocalTokenNotFoundError:
-        raise ConfigError("the Hub has no account on this machine; `hf auth login` stores one") from None
     except HfHubHTTPError as error:
         status = error.response.status_code
         advice = "; `hf auth login` with a token that may write" if status in (401, 403) else ""

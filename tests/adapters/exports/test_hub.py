@@ -82,7 +82,7 @@ def test_the_model_loads_and_its_card_has_the_evaluations_with_their_intervals(r
     assert found["value"] == wanted["estimate"] == pytest.approx(0.5)  # (.5 + 1 + 0 + .5 + .5) / 5
     assert (found["args"]["low"], found["args"]["high"]) == (wanted["low"], wanted["high"])
     text = (folder / "model" / "README.md").read_text()
-    assert "| 2 | moar_cats | 0123456789abcdef | mean_reward | &#48;.5 |" in text
+    assert "| 2 | moar_cats | 0123456789abcdef | mean_reward | 0.5 |" in text
     assert (folder / "model" / "reward.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -144,6 +144,7 @@ def test_nothing_of_a_hostile_run_is_markup_and_what_is_private_is_left_out(run,
 
 def test_a_card_shows_a_text_as_it_is_and_says_how_long_a_cut_one_was() -> None:
     assert escape("a*b") == "a&#42;b"
+    assert (escape("- 1"), escape("12. x"), escape(0.5)) == ("&#45; 1", "&#49;2. x", "0.5")
     assert escape("x" * 600) == "x" * 500 + " ... &#40;600 characters&#41;"
 
 
@@ -188,6 +189,8 @@ def test_nothing_is_public_by_accident_and_a_hub_that_refuses_is_named_without_t
     with pytest.raises(ConfigError, match=r"a public push would show a home folder in error of .*--personal sends it"):
         old.push("ann/cats", public=True, parts="rollouts")
     assert hub.repos == {}
+    with pytest.raises(ConfigError, match="version chooses the weights, and parts is rollouts"):
+        old.push("ann/cats", version=1, parts="rollouts")
     old.push("ann/cats", public=True, personal=True, parts="rollouts")
     assert hub.repos == {"dataset/ann/cats-rollouts": False}
     with pytest.raises(ConfigError, match=r"dataset ann/cats-rollouts is public already; --public says that this is m"):
