@@ -30,10 +30,11 @@ Values = Mapping[float, float | None]
 """Values by x."""
 ErrorBar = tuple[float | None, float | None]
 
-COLOURS: Sequence[str] = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#B8860B", "#3A9BD9", "#7A6F00", "#555555")
-"""Colours of lines on light paper, in their order: hues of Okabe and Ito, which colour-blind readers tell apart."""
-DARK_COLOURS: Sequence[str] = ("#56A8E0", "#F08A4B", "#2FC79A", "#DE8FC0", "#E6B422", "#8FD0FF", "#F0E442", "#BBBBBB")
-"""The same colours for dark paper."""
+COLOURS: Sequence[str] = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#1A1A1A", "#9000F0", "#603000", "#900060")
+"""Colours of lines on light paper, in their order. The first ones are Okabe and Ito's for colour-blind readers; their
+lighter ones, which vanish on white, are replaced by dark ones that are as far apart."""
+DARK_COLOURS: Sequence[str] = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#FFFFFF", "#F0E442", "#E69F00", "#0F78BE")
+"""Colours of the same lines on dark paper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
