@@ -317,8 +317,15 @@ def _patterns(root: Root) -> dict[str, str]:
         what: f"(^|[^A-Za-z0-9])({re.escape(word)}|{re.escape(re.sub(r'[^A-Za-z0-9.]', '_', word))})([^A-Za-z0-9]|$)"
         for what, word in words.items()
     }
-    home = str(Path.home())
-    return found | ({} if home == "/root" else {f"folder {home}": re.escape(home)}) | {"a home folder": _HOMES}
+    identity = read_identity(root)
+    folders = {
+        "the folder of the run": root.path if root.is_local else "",
+        "the folder of the model": root.record.model,
+        "the folder of the first model": (identity and identity.folder) or "",
+        "your home folder": str(Path.home()),
+    }
+    found |= {what: re.escape(path) for what, path in folders.items() if path.startswith("/") and path.count("/") > 1}
+    return found | {"a home folder": _HOMES}
 
 
 def _in_file(con: Any, file: Path, table: str, patterns: Mapping[str, str]) -> Counter[tuple[str, str]]:
