@@ -114,6 +114,7 @@ METHODS = {
     "frame": ["name", "*by"],
     "label": ["rollout_id", "value", "*note", "*name", "*author"],
     "plot": ["names", "*by", "*also"],
+    "push": ["repo", "*to", "*version", "*parts", "*public", "*personal", "*license", "*model"],
     "report": ["output", "*versions", "*compare", "*overwrite", "**MeasureConfig"],
     "run": [
         "config",

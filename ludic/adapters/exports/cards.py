@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
 PICTURE_TITLE = "Curves of the run"
-_MARKUP = re.compile(r"[^\w ,.\-/]|(?<!\w)_|_(?!\w)|(?<=www)\.|^[-\d](?=[. ])", re.IGNORECASE)
+_MARKUP = re.compile(r"[^\w ,.\-/]|(?<!\w)_|_(?!\w)|(?<=www)\.|^-(?= )|^\d(?=\d*\. )", re.IGNORECASE)
 """What Markdown may take for markup, a list, HTML or an address."""
 _LONGEST = 500
 """Characters of a setting in a card."""

@@ -32,8 +32,6 @@ from ludic.root.weights import read_identity, read_policy
 if TYPE_CHECKING:
     from ludic.app import Run
 
-Parts = Literal["all", "model", "rollouts"]
-
 _MODEL, _DATASET = "model", "dataset"
 """Folders of what is pushed."""
 _CURVES = ("reward_mean", "response_length_mean", "entropy")
@@ -49,7 +47,7 @@ def push(
     *,
     to: str | None = None,
     version: int | None = None,
-    parts: Parts = "all",
+    parts: Literal["all", "model", "rollouts"] = "all",
     public: bool = False,
     personal: bool = False,
     license: str | None = None,
@@ -57,6 +55,9 @@ def push(
 ) -> Pushed:
     """Write the folders of a run, and send them unless `to` is given. See `Run.push`."""
     require("huggingface_hub", "hub", "ludic push")
+    for name, value in (("version", version), ("model", model)):
+        if parts == "rollouts" and value is not None:
+            raise ConfigError(f"{name} chooses the weights, and parts is rollouts; leave out one of them")
     dataset_repo = _check_names(repo)
     target = None if to is None else _new_folder(to)
     kinds = {"all": [_MODEL, _DATASET], "model": [_MODEL], "rollouts": [_DATASET]}[parts]
@@ -307,16 +308,24 @@ def _patterns(root: Root) -> dict[str, str]:
     """Return regular expressions, which Python and DuckDB read alike, by what they find."""
     records = [kind.read(root, *name) for kind in (ATTEMPTS, WORKERS) for name in kind.listed(root)]
     hosts = {each.owner.rpartition("-")[0] for each in records if each is not None} | {socket.gethostname()}
-    words = {f"host {host}": host for host in sorted(filter(None, hosts))}
-    if (user := getpass.getuser()) != "root":
-        words[f"user {user}"] = user
+    words = {f"host {host}": host for host in sorted(hosts - {"", "localhost"})}
+    with suppress(KeyError, OSError):  # a container's user may have no name
+        if (user := getpass.getuser()) != "root":
+            words[f"user {user}"] = user
     # Worker ids have _ for other characters of a host's name.
     found = {
         what: f"(^|[^A-Za-z0-9])({re.escape(word)}|{re.escape(re.sub(r'[^A-Za-z0-9.]', '_', word))})([^A-Za-z0-9]|$)"
         for what, word in words.items()
     }
-    home = str(Path.home())
-    return found | ({} if home == "/root" else {f"folder {home}": re.escape(home)}) | {"a home folder": _HOMES}
+    identity = read_identity(root)
+    folders = {
+        "the folder of the run": root.path if root.is_local else "",
+        "the folder of the model": root.record.model,
+        "the folder of the first model": (identity and identity.folder) or "",
+        "your home folder": str(Path.home()),
+    }
+    found |= {what: re.escape(path) for what, path in folders.items() if path.startswith("/") and path.count("/") > 1}
+    return found | {"a home folder": _HOMES}
 
 
 def _in_file(con: Any, file: Path, table: str, patterns: Mapping[str, str]) -> Counter[tuple[str, str]]:
@@ -349,13 +358,15 @@ def _refusal(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _check_remote(repos: Mapping[str, str], public: bool) -> None:
-    """Raise ConfigError if a repository is public already, and StoreError if the Hub can't be asked.
+    """Raise ConfigError without a login or if a repository is public already, StoreError if the Hub can't be asked.
 
     repos: names by kind, model or dataset.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import RepositoryNotFoundError
 
+    if get_token() is None:
+        raise ConfigError("the Hub has no account on this machine; `hf auth login` stores one, and --to sends nothing")
     api = HfApi()
     for kind, repo in repos.items():
         with _explained(), suppress(RepositoryNotFoundError):
@@ -384,14 +395,12 @@ def _send(folders: Mapping[str, tuple[str, Path]], public: bool, message: str) -
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Raise ConfigError for a login that is missing, StoreError if the Hub refuses; no token is in them."""
+    """Raise StoreError if the Hub refuses or can't be reached; no token is in it."""
     import httpx2
-    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         yield
-    except LocalTokenNotFoundError:
-        raise ConfigError("the Hub has no account on this machine; `hf auth login` stores one") from None
     except HfHubHTTPError as error:
         status = error.response.status_code
         advice = "; `hf auth login` with a token that may write" if status in (401, 403) else ""

@@ -40,7 +40,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         with RolloutWriter(root, "w9-test") as writer:
             batch = make_batch(worker_id="w9-test", seed=7, env_name=SCRIPT, rewards=[[1.0, 0.0, 0.5, None]])
             (group,) = batch.groups
-            rollouts = (*group.rollouts[:3], replace(group.rollouts[3], traceback=f'File "{HOME}", line 1'))
+            rollouts = (
+                *group.rollouts[:3],
+                replace(group.rollouts[3], traceback=f'File "{HOME}", line 1', model=root.record.model),
+            )
             writer.append(replace(batch, groups=(replace(group, rollouts=rollouts),)))
         train_here(root, num_steps=2, where="env_name <> 'secret-of-s3'", checkpoint_every=2)
         store_evaluation(root, EVALUATED, version=2, env_name="moar_cats")
@@ -82,7 +85,7 @@ def test_the_model_loads_and_its_card_has_the_evaluations_with_their_intervals(r
     assert found["value"] == wanted["estimate"] == pytest.approx(0.5)  # (.5 + 1 + 0 + .5 + .5) / 5
     assert (found["args"]["low"], found["args"]["high"]) == (wanted["low"], wanted["high"])
     text = (folder / "model" / "README.md").read_text()
-    assert "| 2 | moar_cats | 0123456789abcdef | mean_reward | &#48;.5 |" in text
+    assert "| 2 | moar_cats | 0123456789abcdef | mean_reward | 0.5 |" in text
     assert (folder / "model" / "reward.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -137,13 +140,16 @@ def test_nothing_of_a_hostile_run_is_markup_and_what_is_private_is_left_out(run,
     assert not below & {"workers", "code", "checkpoints", "logs", "inputs", "imports", "quarantine", ".tmp"}
     assert not [name for name in written if name.startswith("dataset/") and "safetensors" in name]
     assert b"secret-of-s3" not in b"".join(written.values())
-    assert str(Path(run.root.path).parent).encode() not in b"".join(written.values())  # of the root and of the model
+    texts = b"".join(data for name, data in written.items() if not name.endswith(".parquet"))
+    assert str(Path(run.root.path).parent).encode() not in texts  # of the root and of the model
     places = {(row["found"], row["where"]): row["num_places"] for row in report.personal}
     assert places["a home folder", "traceback of rollouts"] == 1
+    assert places["the folder of the model", "model of rollouts"] == 1
 
 
 def test_a_card_shows_a_text_as_it_is_and_says_how_long_a_cut_one_was() -> None:
     assert escape("a*b") == "a&#42;b"
+    assert (escape("- 1"), escape("12. x"), escape(0.5)) == ("&#45; 1", "&#49;2. x", "0.5")
     assert escape("x" * 600) == "x" * 500 + " ... &#40;600 characters&#41;"
 
 
@@ -188,6 +194,8 @@ def test_nothing_is_public_by_accident_and_a_hub_that_refuses_is_named_without_t
     with pytest.raises(ConfigError, match=r"a public push would show a home folder in error of .*--personal sends it"):
         old.push("ann/cats", public=True, parts="rollouts")
     assert hub.repos == {}
+    with pytest.raises(ConfigError, match="version chooses the weights, and parts is rollouts"):
+        old.push("ann/cats", version=1, parts="rollouts")
     old.push("ann/cats", public=True, personal=True, parts="rollouts")
     assert hub.repos == {"dataset/ann/cats-rollouts": False}
     with pytest.raises(ConfigError, match=r"dataset ann/cats-rollouts is public already; --public says that this is m"):
