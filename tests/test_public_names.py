@@ -5,6 +5,7 @@ Add to these lists what is new. A change to a line needs an entry in CHANGELOG.m
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -237,6 +238,33 @@ def test_the_docs_import_only_what_the_list_has() -> None:
     found = list(imports_of_the_docs())
     assert len(found) > 20
     assert [each for each in found if each[2] not in listed.get(each[1], ())] == []
+
+
+def code_of_notebooks() -> dict[str, list[str]]:
+    """The code cells of the notebooks, and of the one that `ludic init` makes, by file."""
+    first = Path(ludic.__file__).parent / "app/operations/first_experiment/notebook.ipynb"
+    files = [*sorted((DOCS.parent / "notebooks").glob("*.ipynb")), first]
+    cells = {path.name: json.loads(path.read_text(encoding="utf-8"))["cells"] for path in files}
+    return {
+        name: ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
+        for name, found in cells.items()
+    }
+
+
+def test_notebooks_begin_with_a_plot_and_import_only_what_the_list_has() -> None:
+    listed = importable()
+    for name, cells in code_of_notebooks().items():
+        first = "\n".join(cells).splitlines()[:15]
+        assert any(line.startswith("run.plot(") for line in first), name
+        tree = ast.parse("\n".join(cells))
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        for node in imports:
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            names = [each.name for each in node.names]
+            if module is None:
+                assert not any(each.startswith("ludic.") for each in names), name
+            elif module.startswith("ludic"):
+                assert {*names} <= listed.get(module, set()), (name, module)
 
 
 def test_a_former_name_gives_the_one_of_now():

@@ -88,6 +88,7 @@ from .processes import SAFE_ENVIRONMENT as SAFE_ENVIRONMENT
 from .processes import become_python as become_python
 from .processes import describe_end as describe_end
 from .processes import end_with_parent as end_with_parent
+from .processes import peak_memory as peak_memory
 from .processes import protect_library_processes as protect_library_processes
 from .processes import python_words as python_words
 from .processes import safe_environment as safe_environment

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -70,6 +72,18 @@ def describe_end(returncode: int) -> str | None:
     if returncode < 0:
         return f"ended by signal {signal.Signals(-returncode).name}"
     return f"ended with exit code {returncode}"
+
+
+def peak_memory() -> int:
+    """Return the most memory that was resident since this program began, in bytes."""
+    with suppress(OSError), Path("/proc/self/status").open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource  # which Windows lacks
+
+    # In kB, but bytes on macOS. On Linux a process that was forked counts its parent's, so that it comes second.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def signal_when_parent_ends(number: int) -> None:

@@ -10,7 +10,12 @@ from typing import Annotated, Any
 
 from ludic.base import MAX_OBSERVATION_CHARACTERS, Longrope
 from ludic.errors import ConfigError
-from ludic.records import check_extra_columns
+from ludic.records import (
+    DEFAULT_COLUMN_CHARACTERS,
+    FEWEST_COLUMN_CHARACTERS,
+    MOST_COLUMN_CHARACTERS,
+    check_extra_columns,
+)
 from ludic.settings import (
     FormatReward,
     GroupSize,
@@ -101,6 +106,11 @@ class RunConfig:
     max_observation_characters: PositiveCount | None = MAX_OBSERVATION_CHARACTERS
     """Maximum characters of an observation of the environment; the rest is cut, and the text and the row say so. None
     is no limit."""
+    max_column_characters: Annotated[int, Range(0, MOST_COLUMN_CHARACTERS), Role(stored_if_set=True)] = (
+        DEFAULT_COLUMN_CHARACTERS
+    )
+    """Maximum characters of the example's columns in its data set, such as difficulty, that each rollout stores in
+    example_columns; the longest values are cut, and say so. 0 stores none."""
     parser: Annotated[str, _OF_EPISODES] = "whole"
     """How an action is read from a completion: whole, tag:NAME, boxed, json, regex:PATTERN, think, several joined by |,
     or path/to/file.py:ClassName."""
@@ -145,6 +155,11 @@ class RunConfig:
         if self.close_groups_at is not None and self.close_groups_at > self.group_size:
             raise ConfigError(
                 f"close_groups_at is {self.close_groups_at}, wanted at most {self.group_size} (group_size)"
+            )
+        if 0 < self.max_column_characters < FEWEST_COLUMN_CHARACTERS:
+            raise ConfigError(
+                f"max_column_characters is {self.max_column_characters}, wanted 0, which stores none, or at least "
+                f"{FEWEST_COLUMN_CHARACTERS}"
             )
         check_extra_columns(self.extra_columns)
         self._check_sweep()

@@ -80,7 +80,8 @@ def _draw_axes(axes: Axes, data: FigureData) -> None:
         label = axes.text(mark.x, 1.0, _short(mark.label), transform=top, color=_WARNING, fontsize=7)
         label.set(ha="center", va="bottom")
         _plain(label)
-    if len(lines) > 1 or "/" in data.name or any(each.run for each in data.series):
+    # A single line needs no legend where the title says what it is.
+    if len(lines) > 1 or any(each.run or each.name.lower() not in data.title.lower() for each in data.series):
         _draw_legend(axes, lines, data.series)
     if data.notes:
         text = _wrapped(data.notes, 110)

@@ -1,9 +1,10 @@
 """Plot the figures of runs with matplotlib, and return their numbers as Polars frames."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ludic.app.operations.operation import operation
+from ludic.errors import ConfigError
 from ludic.settings import FromFlag, Shown
 
 if TYPE_CHECKING:
@@ -54,7 +55,10 @@ def plot_runs(
 
     if not isinstance(runs, Mapping):
         return _plot({root.url: [root] for root in open_roots([runs])}, names, by)
-    opened = {label: open_roots([each]) for label, each in runs.items()}
+    labels = [*map(str, runs)]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise ConfigError(f"two runs have the label {twice[0]!r}; name each label once")
+    opened = {label: open_roots([each]) for label, each in zip(labels, runs.values(), strict=True)}
     open_roots([root for roots in opened.values() for root in roots])  # which refuses one that is given twice
     return _plot(opened, names, by, are_labels=True)
 
@@ -119,8 +123,7 @@ def _overlaid(
     parts: dict[str, dict[str, Any]] = {}
     groups: dict[str, str] = {}
     for label, roots in runs.items():
-        for number, root in enumerate(roots, 1):
-            own = label if len(roots) == 1 else f"{label} {number}"
+        for root, own in zip(roots, [label] if len(roots) == 1 else _members(label, roots, runs), strict=True):
             groups |= {own: label} if len(roots) > 1 else {}
             for data in read_parts(connections.to(root), root, name, by=by, marks=marks[root.url]):
                 parts.setdefault(data.name, {})[own] = data
@@ -128,3 +131,12 @@ def _overlaid(
         parts.pop(name, None)
     for of_runs in parts.values():
         yield next(iter(of_runs.values())) if len(marks) == 1 else overlay(of_runs, groups)
+
+
+def _members(label: str, roots: "Sequence[Root]", labels: Iterable[str]) -> Iterator[str]:
+    """Yield a label of its own for each run of a group, such as a seed."""
+    for number, _ in enumerate(roots, 1):
+        name = f"{label} {number}"
+        while name in labels:
+            name += "'"
+        yield name

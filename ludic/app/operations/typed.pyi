@@ -30,6 +30,7 @@ class RunConfigValues(TypedDict, total=False):
     max_sequence_tokens: int | None
     longrope: Literal["short", "long"] | None
     max_observation_characters: int | None
+    max_column_characters: int
     parser: str
     format_reward: float
     context: str

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import duckdb
 
@@ -30,10 +30,11 @@ Values = Mapping[float, float | None]
 """Values by x."""
 ErrorBar = tuple[float | None, float | None]
 
-COLOURS: Sequence[str] = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#B8860B", "#3A9BD9", "#7A6F00", "#555555")
-"""Colours of lines on light paper, in their order: hues of Okabe and Ito, which colour-blind readers tell apart."""
-DARK_COLOURS: Sequence[str] = ("#56A8E0", "#F08A4B", "#2FC79A", "#DE8FC0", "#E6B422", "#8FD0FF", "#F0E442", "#BBBBBB")
-"""The same colours for dark paper."""
+COLOURS: Sequence[str] = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#1A1A1A", "#9000F0", "#603000", "#900060")
+"""Colours of lines on light paper, in their order. The first ones are Okabe and Ito's for colour-blind readers; their
+lighter ones, which vanish on white, are replaced by dark ones that are as far apart."""
+DARK_COLOURS: Sequence[str] = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#FFFFFF", "#F0E442", "#E69F00", "#0F78BE")
+"""Colours of the same lines on dark paper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +275,12 @@ FIGURES: Sequence[FigureKind] = (
         unit="seconds",
         columns={"step": "step_s", "waiting for rollouts": "wait_s"},
     ),
+    FigureKind(
+        name="memory_gb",
+        title="Memory",
+        unit="GB, the most of rank 0 since its process began",
+        columns={"memory": "memory_gb"},
+    ),
     FigureKind(name="grad_norm", title="Gradient norm", unit="before clipping", columns={"norm": "grad_norm"}),
     FigureKind(
         name="expert_imbalance",
@@ -329,7 +336,10 @@ def read_figure(
 def read_parts(
     con: duckdb.DuckDBPyConnection, root: Root, name: str, *, by: str | None = None, marks: Sequence[Mark] = ()
 ) -> list[FigureData]:
-    """Return a figure by its name as `read_figure` does, but each of its parts, such as measures, for itself."""
+    """Return a figure by its name as `read_figure` does, but each of its parts, such as measures, for itself.
+
+    A part of a figure of which this run has none at all is the figure without series.
+    """
     kind = _kind_of(name)
     part = name.partition("/")[2]
     if kind.split and part:
@@ -337,11 +347,8 @@ def read_parts(
     elif by is not None:
         by_column(con, by)  # which refuses an unknown column, also where no number is known by it
     found = list(_of_kind(kind, _Rows(con=con, root=root), by))
-    if part:
-        chosen = [each for each in found if each.name == name]
-        if not chosen:
-            raise ConfigError(f"{unknown_name('figure', name, [each.name for each in found])} in {root.url}")
-        found = chosen
+    if part and found:
+        found = [each for each in found if each.name == name] or _refuse_part(name, found, root)
     own = [*marks] if kind.x_name == "step" else []
     return [replace(each, marks=own) for each in found] or [_joined(kind, [])]
 
@@ -359,6 +366,10 @@ def check_figure(name: str, others: Sequence[str] = ()) -> None:
 def _kind_of(name: str) -> FigureKind:
     check_figure(name)
     return next(kind for kind in FIGURES if kind.name == name.partition("/")[0])
+
+
+def _refuse_part(name: str, found: Sequence[FigureData], root: Root) -> NoReturn:
+    raise ConfigError(f"{unknown_name('figure', name, [each.name for each in found])} in {root.url}")
 
 
 def step_frame(con: duckdb.DuckDBPyConnection, root: Root, by: str | None = None) -> "pl.DataFrame":

@@ -249,7 +249,7 @@ _STATISTICS = ["group_id", "rollout_id", "policy_version", "env_name", "created_
 # Texts that may be long. Compressing all other columns too, of a few bytes per row each, would save 0.01 bytes a token,
 # and make the encoding of one group take two thirds longer.
 _LONG_TEXTS = {
-    *("rollout_id", "episode_id", "error", "traceback"),
+    *("rollout_id", "episode_id", "error", "traceback", "example_columns"),
     *("content", "action", "observation", "next_observation", "arguments", "result", "value"),
 }
 _PLAIN_OPTIONS = {"compression": "zstd", "compression_level": 1}

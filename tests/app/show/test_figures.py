@@ -1,7 +1,12 @@
-"""Figures: their numbers worked by hand from the golden root, several runs over each other, and matplotlib's drawings."""
+"""Figures: numbers of the golden root worked by hand, several runs over each other, and matplotlib's drawings."""
 
+import ast
 import math
+import re
+import shutil
+import sys
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
 import duckdb
@@ -26,7 +31,7 @@ from ludic.app.show.figures import (
     read_parts,
     short_labels,
 )
-from ludic.errors import ConfigError, QueryError
+from ludic.errors import ConfigError, MissingPackageError, QueryError
 from ludic.root.root import Root
 from ludic.root.sql.connection import Connections
 
@@ -85,7 +90,7 @@ def test_what_can_not_be_plotted_is_refused_by_name(
     con: duckdb.DuckDBPyConnection, root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        ConfigError, match="figure 'entropi' is unknown; did you mean 'entropy'.* there are reward_mean, "
+        ConfigError, match=r"figure 'entropi' is unknown; did you mean 'entropy'\? there are reward_mean, "
     ):
         read_figure(con, root, "entropi")
     with pytest.raises(ConfigError, match=r"'evaluation/reward' is unknown; .*'evaluation/mean_reward'"):
@@ -216,16 +221,37 @@ def _lines(*names: str) -> list[Series]:
     return [Series(name=name, values={1: 1.0, 2: 2.0}) for name in names]
 
 
-@pytest.mark.parametrize(("colours", "paper"), [(COLOURS, 1.0), (DARK_COLOURS, 0.01)])
-def test_lines_stand_out_from_their_paper(colours: list[str], paper: float) -> None:
-    def luminance(colour: str) -> float:
-        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+SIGHT = {
+    "all colours": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "no red": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+    "no green": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+    "no blue": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
+}
+"""Linear RGB as such readers see it: Machado, Oliveira and Fernandes 2009, severity 1."""
 
-    contrasts = [(max(paper, each) + 0.05) / (min(paper, each) + 0.05) for each in map(luminance, colours)]
-    assert len({*colours}) == 8
-    assert min(contrasts) >= 3  # WCAG 2.2, 1.4.11: graphics
+
+def lab(colour: str, sight: str = "all colours") -> tuple[float, float, float]:
+    """CIE L*a*b* of an sRGB colour."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    red, green, blue = (
+        min(1.0, max(0.0, sum(a * b for a, b in zip(row, linear, strict=True)))) for row in SIGHT[sight]
+    )
+    x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505
+    y = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.0890
+    x, y, z = (part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116 for part in (x, y, z))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize(("colours", "paper"), [(COLOURS, "#FFFFFF"), (DARK_COLOURS, "#14171B")])
+def test_lines_stand_out_from_paper_and_from_each_other_for_every_reader(colours: list[str], paper: str) -> None:
+    for sight in SIGHT:
+        apart = [math.dist(lab(one, sight), lab(other, sight)) for one, other in combinations(colours, 2)]
+        assert min(apart) > 15, sight  # Okabe and Ito's own eight are 16 apart
+    luminances = [((lightness + 16) / 116) ** 3 for lightness, _, _ in map(lab, [paper, *colours])]
+    contrasts = [(max(luminances[0], each) + 0.05) / (min(luminances[0], each) + 0.05) for each in luminances[1:]]
+    assert min(contrasts) > 3  # WCAG 2.2, 1.4.11: graphics
 
 
 @pytest.mark.slow
@@ -247,8 +273,37 @@ def test_one_line_plots_runs_by_name() -> None:
     assert [text.get_text() for text in seeds.axes[0].get_legend().get_texts()] == ["v1.8", "v1.7"]  # type: ignore[union-attr]
     with pytest.raises(QueryError, match="name each root once"):
         ludic.plot({"a": run, "b": GOLDEN}, "loss")
+    with pytest.raises(ConfigError, match="two runs have the label '1'"):
+        ludic.plot({1: run, "1": other}, "loss")  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="there are reward_mean"):
         run.plot("kosten")
+
+
+def test_a_missing_matplotlib_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "ludic.app.operations.drawing")
+    with pytest.raises(MissingPackageError, match=r"matplotlib is not installed; pip install 'ludic-rl\[plot\]'"):
+        ludic.open(GOLDEN).plot("loss")
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_guide_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (Path(__file__).parents[3] / "docs/reading.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^## Plots in one line\n.*?^```python\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    for name in {*re.findall(r'"(runs/[^"]+)"', code)}:
+        shutil.copytree(GOLDEN, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    made: list[Plot] = []
+    names: dict[str, object] = {}
+    for node in ast.parse(code).body:
+        text = ast.unparse(node)
+        if ".plot(" in text:
+            made.append(eval(text, names))
+        else:
+            exec(text, names)
+    assert [len(plot.axes) for plot in made] == [2, 1, 2, 2, 1]
+    (axes,) = made[-1].axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["lr 1e-6", "lr 3e-6"]  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

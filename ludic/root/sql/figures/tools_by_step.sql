@@ -1,7 +1,8 @@
 -- tools_by_step: tool calls of the rollouts that each gradient step considered, used or dropped, by tool
--- grain: one row per step and tool; a step without calls has none | reads: batches, rollouts
+-- grain: one row per step and tool, also where the step did not call it | reads: batches, rollouts
 -- tool: a name as the model wrote it; all but the $most most frequent ones are together, as NULL
--- calls_mean: calls of a rollout, of all that the step considered and this root has; error_fraction: share of calls
+-- calls_mean: calls of a rollout, of all that the step considered and this root has
+-- NULL: error_fraction, the share of calls that failed, where there was none
 with considered as (
     select step, flatten([each.tool_calls for each in agent_steps]) as calls
     from batches
@@ -21,15 +22,18 @@ named as (
     select step, if(frequent.tool is not null, calls.tool, null) as tool, failed
     from calls
     left join frequent on frequent.tool = calls.tool
-)
+),
+
+tools as (select distinct tool from named)
 
 select
-    step,
-    tool,
-    count(*) / any_value(num_rollouts) as calls_mean,
-    avg(failed::integer) as error_fraction,
-    count(*) as num_calls
-from named
-inner join sizes using (step)
-group by step, tool
-order by step, tool
+    sizes.step,
+    tools.tool,
+    count(named.failed) / any_value(num_rollouts) as calls_mean,
+    avg(named.failed::integer) as error_fraction,
+    count(named.failed) as num_calls
+from sizes
+cross join tools
+left join named on named.step = sizes.step and named.tool is not distinct from tools.tool
+group by sizes.step, tools.tool
+order by sizes.step, tools.tool
