@@ -45,8 +45,9 @@ class RunConfig:
     model: Annotated[str, Role(first_page=True)]
     """Folder or Hugging Face id of the first weights."""
     env: Annotated[tuple[str, ...], Role(first_page=True)]
-    """Environments, used in turn: a built-in name, qa/FILE.jsonl for questions of a file, reasoning_gym/NAME,
-    textarena/NAME, gymnasium/NAME, verifiers/NAME, or path/to/file.py:ClassName; see docs/environments.md."""
+    """One or more environments, which take turns: a built-in name, qa/FILE.jsonl for questions of a file,
+    reasoning_gym/NAME, textarena/NAME, gymnasium/NAME, verifiers/NAME, or path/to/file.py:ClassName; see
+    docs/environments.md."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environments, by environment name."""
     group_size: Annotated[GroupSize, Role(first_page=True)] = 8

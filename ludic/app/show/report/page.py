@@ -204,7 +204,7 @@ def _rewards(data: Sequence[FigureData]) -> str:
         return "no step has a reward"
     few = min(_FEW_STEPS, max(1, len(rewards) // 2))
     means = (number(fmean(some), 3) for some in (rewards[:few], rewards[-few:]))
-    return f"reward {' → '.join(means)} ({'first and last step' if few == 1 else f'first and last {few} steps'})"
+    return f"reward {' → '.join(means)} ({'first and last step' if few == 1 else f'means of {few} steps'})"
 
 
 def _verdict(comparison: Mapping[str, Any] | None) -> str:
@@ -218,10 +218,10 @@ def _verdict(comparison: Mapping[str, Any] | None) -> str:
     judged: dict[str, list[str]] = {}
     for row in rows:
         judged.setdefault(_judgement(row), []).append(row["env_name"])
-    sides = f"{last['side']} against @{last['a'].rpartition('@')[2]}"
+    sides = f"evaluation {last['side']} against @{last['a'].rpartition('@')[2]}"
     if len(judged) == 1:
-        return f"evaluation of {sides}: {next(iter(judged))}"
-    return f"evaluation of {sides}: " + ", ".join(f"{word} in {_named(names)}" for word, names in judged.items())
+        return f"{sides}: {next(iter(judged))}"
+    return f"{sides}: " + ", ".join(f"{word} in {_named(names)}" for word, names in judged.items())
 
 
 def _judgement(row: Row) -> str:

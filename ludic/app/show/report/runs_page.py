@@ -5,8 +5,11 @@ for fewer than two runs, an unknown setting, and an output that exists or can't 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+
+import duckdb
 
 from ludic.app.show.comparison import Runs, make_table, open_runs
 from ludic.app.show.evaluations import Comparison
@@ -60,13 +63,11 @@ def _gather(runs: Runs, comparison: Comparison, connections: Connections) -> dic
     """Return the values that the template shows."""
     groups = _groups(runs)
     lines = list(dict.fromkeys(groups.get(label, label) for label in runs.roots))
-    warnings: list[tuple[str, str]] = []
-    data: dict[str, list[FigureData]] = {}
-    for label, root in runs.roots.items():
-        con = connections.to(root)
-        found = stored_diagnostics(root, ask(con, root, figure("newest_metrics")))
-        warnings += [(label, str(each)) for each in found]
-        data[label] = read_figures(con, root)
+    read = {label: (connections.to(root), root) for label, root in runs.roots.items()}
+    with ThreadPoolExecutor() as pool:  # each connection is used by one thread
+        found = dict(zip(read, pool.map(lambda of_run: _read_run(*of_run), read.values()), strict=True))
+    warnings = [(label, text) for label, (texts, _) in found.items() for text in texts]
+    data = {label: figures for label, (_, figures) in found.items()}
     settings = [row["name"] for row in runs.differing if row["kind"] == "setting"]
     names = {label: style(lines.index(groups.get(label, label))) for label in runs.roots}
     return {
@@ -83,6 +84,12 @@ def _gather(runs: Runs, comparison: Comparison, connections: Connections) -> dic
     }
 
 
+def _read_run(con: duckdb.DuckDBPyConnection, root: Root) -> tuple[list[str], list[FigureData]]:
+    """Return the warnings and the figures of a run."""
+    diagnostics = stored_diagnostics(root, ask(con, root, figure("newest_metrics")))
+    return [str(each) for each in diagnostics], read_figures(con, root)
+
+
 def _groups(runs: Runs) -> dict[str, str]:
     """Return the group of each run that is drawn with others as one line: by `by`, else those that differ in the seed
     alone. Equal settings do not suffice: the code of two runs may differ, which is what a reader wants to see."""
@@ -92,7 +99,7 @@ def _groups(runs: Runs) -> dict[str, str]:
     members: dict[str, list[str]] = {}
     for label, group in groups_by(runs.summaries).items():
         members.setdefault(group, []).append(label)
-    found = {}
+    found: dict[str, str] = {}
     for group, labels in members.items():
         others = [row["values"] for row in runs.differing if row["kind"] in ("code", "data")]
         is_one = all(len({values[label] for label in labels}) == 1 for values in others)

@@ -18,8 +18,8 @@ class ViewOptions:
     """Options of `ludic view`."""
 
     rollout_id: Annotated[str | None, Shown("[ID]", by_position=True)] = None
-    """Rollout to begin with, or a beginning or an end of its id, which may be in quotes; as text, also a group. None
-    begins with the versions."""
+    """Rollout to open first: its id, or the first or last characters of it, which may be in quotes; as text, also a
+    group. None opens the versions."""
     author: str | None = None
     """Author of labels given in the viewer; None is the user of this machine."""
     picture: Path | None = None

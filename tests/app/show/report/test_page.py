@@ -186,7 +186,7 @@ def test_evaluations_come_with_intervals_and_gains(root: Root, store_samples: St
     # Clopper-Pearson of 0 of 8 and of 8 of 8: 0.025 ** (1 / 8) = 0.6306
     assert "0 addition mean_reward 0 0 to 0.369" in text
     assert re.search(r"3 addition mean_reward 1 0\.63\d* to 1", text)
-    assert "· evaluation of @3 against @0: better ·" in text
+    assert "· evaluation @3 against @0: better ·" in text
     # Eight of eight up: McNemar 2 / 2**8
     assert re.search(r"@3 addition mean_reward 0 1 1 0\.\d+ to 1 0\.0078 0\.0078", text)
     assert "8 pairs, 8 up and 0 down, McNemar&#39;s exact test" in text
