@@ -38,6 +38,7 @@ NAMES = [
     "plot",
     "record",
     "refresh",
+    "runs",
     "scan",
     "sft",
 ]
