@@ -22,6 +22,7 @@ from benchmarks import (
     planner,
     point_read,
     report,
+    runs,
     scale,
     sql,
     store_size,
@@ -66,6 +67,7 @@ BENCHMARKS = (
     viewer,
     report,
     compare,
+    runs,
     intervals,
 )
 

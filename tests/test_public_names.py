@@ -39,6 +39,7 @@ NAMES = [
     "plot",
     "record",
     "refresh",
+    "runs",
     "scan",
     "sft",
 ]

@@ -62,7 +62,8 @@ def parse_sides(texts: Sequence[int | str], root: Root | None = None) -> list[Si
         if url:
             root = Root.open(url)
         elif root is None:
-            raise ConfigError(f"{text} names no root, wanted ROOT@VERSION for the first side")
+            folder = "" if str(text).startswith("@") else f"; a folder of that name is ./{text}"
+            raise ConfigError(f"{text} names no root, wanted ROOT@VERSION for the first side{folder}")
         sides.append(Side(root=root, version=version))
     return sides
 

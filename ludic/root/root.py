@@ -124,11 +124,10 @@ class Root(Storage):
     @property
     def created_at(self) -> datetime | None:
         """Time in the run's uuid7, by the clock of the machine that started it; None for another id."""
-        try:
+        with suppress(ValueError, OverflowError):  # no UUID, or of no year before 10,000
             run_id = UUID(self.run_id)
-        except ValueError:
-            return None
-        return datetime.fromtimestamp((run_id.int >> 80) / 1000, UTC) if run_id.version == 7 else None
+            return datetime.fromtimestamp((run_id.int >> 80) / 1000, UTC) if run_id.version == 7 else None
+        return None
 
     @property
     def example_ids(self) -> ExampleIds:

@@ -152,6 +152,8 @@ class GridProcesses:
         """Runs with their processes, by the number of their job."""
         self.failed: dict[str, str] = {}
         """Last words of the processes that failed, by the names of their runs."""
+        self.log_level = logging.INFO
+        """Level of the entries about starts and ends."""
         self._settings, self._stop_within_s = settings, stop_within_s
         self._gpus = [gpus[job::jobs] for job in range(jobs)]
 
@@ -180,15 +182,14 @@ class GridProcesses:
         child = ChildProcess(name=run.name, args=lambda: args, log=_log(run.url), environment=see)
         self.running[job] = (run, child)
         child.start({})
-        logger.info("%s: started; its output goes to %s", run.name, child.log)
+        logger.log(self.log_level, "%s: started; its output goes to %s", run.name, child.log)
 
     def _end(self, run: GridRun, child: ChildProcess, code: int) -> None:
         child.kill_rest()
         if code:
             self.failed[run.name] = left_out(child.last_words(), _MOST_WORDS)
-            logger.warning("%s: failed: %s", run.name, self.failed[run.name])
-        else:
-            logger.info("%s: done", run.name)
+        how = f"failed: {self.failed[run.name]}" if code else "done"
+        logger.log(self.log_level, "%s: %s", run.name, how)
 
 
 def _log(url: str) -> Path:
@@ -208,8 +209,8 @@ def run_grid(processes: GridProcesses, runs: Sequence[GridRun]) -> None:
             while processes.poll():
                 time.sleep(_POLL_S)
         return
-    looked = -math.inf
-    with Live(console=console, auto_refresh=False, redirect_stderr=True) as live, processes:
+    processes.log_level, looked = logging.DEBUG, -math.inf  # the lines say it
+    with Live(console=console, auto_refresh=False) as live, processes:
         while processes.poll():
             if time.monotonic() - looked >= _LOOK_EVERY_S:
                 live.update(Text("\n".join(_lines(processes, runs)), no_wrap=True), refresh=True)

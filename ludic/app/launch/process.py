@@ -136,10 +136,8 @@ def _is_rank() -> bool:
 
 
 def interrupt_on_sigterm() -> None:
-    """Treat SIGTERM as Ctrl-C, so that a supervisor stops its children either way; so does the end of its own one."""
+    """Treat SIGTERM as Ctrl-C, so that a supervisor stops its children either way."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if is_supervised():
-        signal_when_parent_ends(signal.SIGTERM)
 
 
 def _end_after(wait: Callable[[], None], stop: threading.Event) -> None:

@@ -98,6 +98,7 @@ def grid(
     folder, gpus = root or f"runs/{Path(config).stem}", visible_gpus()
     shared: dict[str, Any] = {**settings, "engine": engine, "algorithm": algorithm}
     chosen = combinations(folder, set_, {each.name: each for each in settings_of(run) if each.may_be_in_file})
+    jobs = min(jobs, len(chosen))
     if gpus and jobs > len(gpus):
         raise ConfigError(f"jobs is {jobs}, wanted at most {len(gpus)}, one for each of this machine's GPUs")
     launch = convert(LaunchConfig, split(settings, **_GROUPS)["launch"])

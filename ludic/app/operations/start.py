@@ -1,6 +1,7 @@
 """Start the processes of a run: workers that sample rollouts, the trainer, or all of them."""
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from ludic.app.launch.config import LaunchConfig, Start
 from ludic.app.operations.create import create
 from ludic.app.operations.operation import operation
-from ludic.base import ENGINE, TRAIN, require
+from ludic.base import ENGINE, TRAIN, require, signal_when_parent_ends
 from ludic.engines import EngineConfig
 from ludic.errors import ConfigError, LudicError, MissingRootError, one_line
 from ludic.rollouts import WorkerConfig
@@ -85,6 +86,7 @@ def run(
     from functools import partial
 
     from ludic.app.launch.fork_server import start_server
+    from ludic.app.launch.process import is_supervised
 
     groups = {"run": RunConfig, "train": TrainConfig, "code": CodeSettings, "launch": LaunchConfig}
     url, parts = _url(run), split(settings, **groups, engine=EngineConfig)
@@ -94,6 +96,8 @@ def run(
             _note_unused({**parts["train"], **parts["engine"], **parts["launch"]})
             return _created(made.root)
     require("torch", TRAIN, "ludic run")
+    if is_supervised():  # by `ludic grid`: a run must not outlive it, or the next call would find its root taken
+        signal_when_parent_ends(signal.SIGTERM)
     start, code = start_of(url, config, algorithm, engine, parts)
     with start_server(start) as server:
         from ludic.app.launch.preflight import (  # slow to import, and meanwhile the server imports

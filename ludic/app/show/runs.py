@@ -7,6 +7,7 @@ a place that is no folder, StoreError if its filesystem fails.
 
 import itertools
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 from ludic.app.show.watch import steps_that_count
-from ludic.base import is_url
+from ludic.base import is_url, left_out
 from ludic.errors import ConfigError, LudicError, MissingRootError, SchemaError, one_line, unknown_name
 from ludic.records import Row
 from ludic.root import (
@@ -45,6 +46,8 @@ State = Literal["new", "training", "stopped", "failed", "finished", "unreadable"
 """new: no trainer has started. stopped: its trainer ended in order before the last step. failed: an error or a kill
 ended it, or its lease is not renewed. finished: it has reached its last step."""
 
+logger = logging.getLogger(__name__)
+
 Found = TypeVar("Found")
 
 _THREADS = 16
@@ -54,8 +57,11 @@ _COLUMNS = ("created_at", "attempt_id", "step", "num_tokens", "reward_mean")
 _OTHER = "trainer"
 """Name, among the settings of a recorded run, of the program that trained it."""
 _SEED = "seed"
+_ENVIRONMENTS = ("env", "env_options")
 _OF_BRANCHES = ("replay_batches", "replan_from")
 """Settings that say where a branch left another run."""
+_MOST_CHARACTERS = 1000
+"""Characters of a problem that are kept."""
 _LEASES_UNTIL_SILENT = 3
 """Lengths of a lease without a renewal, by the clock of its filesystem, after which the trainer counts as failed."""
 
@@ -141,12 +147,17 @@ def _look_into(storage: Storage, name: str) -> tuple[bool, list[str]]:
 
 def _entries(storage: Storage, name: str) -> tuple[list[str], list[str]]:
     """Return the names of the files and the folders directly in a folder; none if it can't be listed."""
-    if storage.is_local:
-        with suppress(OSError), os.scandir(f"{storage.path}/{name}") as entries:
+    if not storage.is_local:
+        return storage.entries(name)
+    try:
+        with os.scandir(f"{storage.path}/{name}") as entries:
             found = [(entry.name, entry.is_dir()) for entry in entries]
-            return [each for each, is_dir in found if not is_dir], [each for each, is_dir in found if is_dir]
+    except FileNotFoundError:  # deleted since its parent was listed
         return [], []
-    return storage.entries(name)
+    except OSError as error:
+        logger.warning("left out %s, which can't be listed: %s", f"{storage.url}/{name}", error.strerror)
+        return [], []
+    return [each for each, is_dir in found if not is_dir], [each for each, is_dir in found if is_dir]
 
 
 def open_or_find(url: str) -> Root | list[str]:
@@ -208,15 +219,15 @@ def _read(root: Root) -> RunSummary:
         run_id=root.run_id,
         state=state,
         step=newest["step"],
-        num_steps=config.get("num_steps"),
+        num_steps=_num_steps(attempt),
         reward=newest.get("reward_mean"),
         tokens=(sum(tokens) if is_complete else round(fmean(tokens) * newest["step"])) if tokens else None,
         is_tokens_estimated=bool(tokens) and not is_complete,
         seconds=_seconds(root, rows, attempt),
         began_at=root.created_at or (_time(attempt.created_at) if attempt else None),
-        parent=config.get("replay_batches") if config.get("replan_from") is not None else None,
+        parent=str(config["replay_batches"]) if None not in map(config.get, _OF_BRANCHES) else None,
         settings=_settings(root, attempt, problems),
-        problem="; ".join(filter(None, [reason, *problems])),
+        problem=left_out("; ".join(filter(None, [reason, *problems])), _MOST_CHARACTERS),
     )
 
 
@@ -284,13 +295,18 @@ def _state(root: Root, lease: Lease | None, attempt: Attempt | None, step: int) 
         return "failed", f"{lease.owner} has not renewed its lease: dead or disconnected"
     if lease is not None and lease.error:
         return "failed", lease.error
-    num_steps = attempt.config.get("num_steps") if attempt else None
+    num_steps = _num_steps(attempt)
     is_others = attempt is not None and attempt.other_trainer is not None
-    if (isinstance(num_steps, int) and step >= num_steps) or (is_others and (lease is None or lease.released)):
+    if (num_steps is not None and step >= num_steps) or (is_others and (lease is None or lease.released)):
         return "finished", ""
     if lease is not None and not lease.released:
         return "failed", f"{lease.owner}: its process is gone"
     return "stopped", ""
+
+
+def _num_steps(attempt: Attempt | None) -> int | None:
+    found = attempt.config.get("num_steps") if attempt else None
+    return found if isinstance(found, int) else None
 
 
 def _is_renewed(root: Root, lease: Lease) -> bool:
@@ -304,8 +320,9 @@ def _settings(root: Root, attempt: Attempt | None, problems: list[str]) -> dict[
     if attempt is None:
         return run
     if attempt.other_trainer is not None:
-        return {**run, **attempt.other_trainer.settings, _OTHER: attempt.other_trainer.name}
-    return {**run, **_train_defaults(), **attempt.config}
+        own = {name: run[name] for name in _ENVIRONMENTS if name in run}
+        return {**run, **attempt.other_trainer.settings, **own, _OTHER: attempt.other_trainer.name}
+    return {**_train_defaults(), **attempt.config, **run}
 
 
 @cache
@@ -347,9 +364,9 @@ def _differing(summaries: Sequence[RunSummary]) -> Iterator[str]:
 def comparable(summary: RunSummary, name: str) -> str:
     """Return the value of a setting as JSON, with ROOT for the run's own place."""
     value = summary.settings[name]
-    if name in ("env", "env_options"):
+    if name in _ENVIRONMENTS:
         options = summary.settings.get("env_options")
-        stored = {each: data_of(each, (options or {}).get(each)) or each for each in summary.settings.get("env", ())}
+        stored = {each: data_of(each, (options or {}).get(each)) or each for each in summary.settings["env"]}
         value = [stored.get(each, each) for each in value] if name == "env" else _renamed(value, stored)
     text = json.dumps(value, sort_keys=True, default=str)
     places = {summary.url} if is_url(summary.url) else {summary.url, str(Path(summary.url).absolute())} - {"."}

@@ -121,74 +121,48 @@ def rest_of(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_a_grid_that_is_stopped_and_killed_continues_and_ends(tmp_path: Path, start) -> None:
-    grid = ("--set", "seed=0,1", "--set", "learning_rate=1e-3,2e-3", "--jobs", 2)
+def test_a_grid_continues_after_its_kill_and_that_of_a_run_and_ends(tmp_path: Path, start) -> None:
+    grid = ("--set", "seed=0,1", "--jobs", 2)
     folder = tmp_path / "runs" / "exp"
 
     def steps() -> list[int]:
         return [each.step for each in summarise(find_runs(folder))] if folder.is_dir() else []
 
-    def await_steps(*, at_least: int, num_runs: int) -> None:
+    def await_steps(process: subprocess.Popen[str], at_least: int) -> None:
         deadline = time.monotonic() + 240
-        while sum(step >= at_least for step in steps()) < num_runs:
+        while sum(step >= at_least for step in steps()) < 2:
             assert time.monotonic() < deadline, steps()
             assert process.poll() is None, rest_of(process)
             time.sleep(0.2)
 
     process = start(*grid, num_steps=10_000)
-    await_steps(at_least=2, num_runs=2)
-    assert len(steps()) == 2  # jobs
-    process.send_signal(signal.SIGTERM)
-    code, said = rest_of(process)
-    assert (code, "all runs have stopped; the same command continues" in said) == (1, True), said
-    found = summarise(find_runs(folder))
-    assert [each.state for each in found] == ["stopped", "stopped"], found
-    ids, before = [each.run_id for each in found], max(each.step for each in found)
-
-    process = start(*grid, num_steps=10_000)
-    await_steps(at_least=before + 1, num_runs=2)
+    await_steps(process, 2)
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
     _, alive = psutil.wait_procs(children, timeout=120)
     assert not alive, "processes of the grid outlive it"
-    last = max(each.step for each in summarise(find_runs(folder)))
+    found = summarise(find_runs(folder))
+    assert [each.state for each in found] == ["stopped", "stopped"]
+    ids = [each.run_id for each in found]
 
-    process = start(*grid, num_steps=last + 2)
+    process = start(*grid, num_steps=10_000)
+    await_steps(process, max(steps()) + 1)
+    runs = {" ".join(each.cmdline()): each for each in psutil.Process(process.pid).children()}
+    next(run for command, run in runs.items() if "seed=1" in command).kill()
+    assert process.stdout is not None
+    said = next(line for line in process.stdout if "failed" in line)
+    assert "seed=1: failed: " in said
+    process.send_signal(signal.SIGTERM)
     code, said = rest_of(process)
+    assert (code, "all runs have stopped; the same command continues" in said) == (1, True), said
+
+    last = max(steps()) + 1
+    code, said = rest_of(start(*grid, num_steps=last))
     assert code == 0, said
     found = summarise(find_runs(folder))
-    assert [(each.state, each.step) for each in found] == [("finished", last + 2)] * 4, said
-    assert {*ids} <= {each.run_id for each in found}
-    assert [Root.open(each.url).exists("logs/run.log") for each in found] == [True] * 4
-
-    code, said = rest_of(start(*grid, num_steps=last + 2))
-    assert code == 0
-    assert "started" not in said
-    assert said.count("finished") == 4
-
-
-@pytest.mark.slow
-def test_a_run_that_fails_is_named_while_the_others_go_on_and_is_tried_again(tmp_path: Path, start) -> None:
-    (tmp_path / "env.py").write_text(
-        "from ludic.environments import Example\n"
-        "from ludic.records import Message\n"
-        "class Env:\n"
-        "    def example(self, index, split):\n"
-        "        return Example(example_id=str(index), messages=(Message(role='user', content='hello'),))\n"
-        "    def score(self, example, answer):\n"
-        "        return 1.0\n"
-    )
-    (tmp_path / "runs" / "exp" / "seed=1").mkdir(parents=True)
-    blocked = tmp_path / "runs" / "exp" / "seed=1" / "attempts"
-    blocked.write_text("not a folder")
-    grid = ("--set", "seed=0,1")
-    code, said = rest_of(start(*grid, env=["env.py:Env"], num_steps=2))
-    assert code == 1, said
-    assert "seed=1: failed: " in said
-    assert "1 run of 2 failed; the same command tries them once more" in said
-    assert [each.state for each in summarise([f"{tmp_path}/runs/exp/seed=0"])] == ["finished"]
-    blocked.unlink()
-    code, said = rest_of(start(*grid, env=["env.py:Env"], num_steps=2))
-    assert code == 0, said
-    assert [each.state for each in summarise(find_runs(tmp_path / "runs" / "exp"))] == ["finished"] * 2
+    assert [(each.state, each.step) for each in found] == [("finished", last)] * 2, said
+    assert [each.run_id for each in found] == ids
+    assert [Root.open(each.url).exists("logs/run.log") for each in found] == [True] * 2
+    code, said = rest_of(start(*grid, num_steps=last))
+    assert (code, "started" in said, said.count("finished")) == (0, False, 2), said

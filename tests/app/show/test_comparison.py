@@ -20,6 +20,8 @@ from ludic.eval.statistics import holm
 from ludic.root.json_records import CodeRecord
 from ludic.root.root import Root
 from ludic.root.rows.evaluations import put_evaluation
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 FEW: Groups = ((0.0, 1.0), (0.0, 0.0), (1.0, 1.0))
 MANY: Groups = ((1.0, 1.0), (1.0, 0.0), (1.0, 1.0))
@@ -82,7 +84,7 @@ def test_few_groups_have_no_interval_and_hostile_names_are_text(tmp_path: Path) 
     found = ludic.compare(runs)
     assert [row["low"] for row in rewards(found, "step")] == [None, None]
     shown = repr(found)
-    assert "too few examples (3)" in shown
+    assert "too few groups (3)" in shown
     assert "up to step 1, which all reach with 90 trained tokens" in shown
     assert "the runs have recorded no difference" in shown
     assert ("\x1b" in shown, "<script>[red]\\x1b[31mb" in shown) == (False, True)
@@ -92,11 +94,15 @@ def test_few_groups_have_no_interval_and_hostile_names_are_text(tmp_path: Path) 
 @pytest.mark.slow
 def test_many_runs_that_differ_are_listed_by_value(tmp_path: Path) -> None:
     for number in range(7):
-        make(tmp_path, f"{EVIL}{number}", last=1, run={"seed": number // 6})
+        name = f"{EVIL}{number}"
+        make(tmp_path, name, last=1, run={"seed": number // 6, "model": f"{'m' * 100}{number // 6}{'n' * 100}"})
     found = ludic.compare([str(tmp_path)])
     listed = ", ".join(f"{EVIL}{number}" for number in range(6))
     (frame,) = [part for part in found.parts() if isinstance(part, Frame) and part.name == "differing"]
-    assert frame.derived["runs by value"](frame.rows[0]) == f"0 ({listed}); 1 ({EVIL}6)"
+    told = {row["name"]: frame.derived["runs by value"](row) for row in frame.rows}
+    # Long values are shown from before their first difference on; the rows have all of them.
+    by_model = f"…{'m' * 15}0{'n' * 100} ({listed}); …{'m' * 15}1{'n' * 100} ({EVIL}6)"
+    assert told == {"seed": f"0 ({listed}); 1 ({EVIL}6)", "model": by_model}
 
 
 @pytest.mark.slow
@@ -180,6 +186,10 @@ def test_folders_and_patterns_name_runs_and_each_counts_once(tmp_path: Path) -> 
     assert matching_runs(f"{here}/lr?") == [f"{here}/lr1", f"{here}/lr2"]
     assert matching_runs(f"{here}/d*") == [f"{here}/deep/er"]
     assert matching_runs(f"{here}/[1]") == [f"{here}/[1]"]
+    bucket = f"memory://{tmp_path.name}"
+    for name in ("lr1", "lr2"):
+        put_run(f"{bucket}/{name}", RunConfig(model="m", env=("addition",)))
+    assert matching_runs(f"{bucket}/lr[2-9]") == [f"{bucket}/lr2"]
     opened = open_runs([f"{here}/lr2", f"{here}/*"])
     assert [Path(root.path).name for root in opened] == ["lr2", "[1]", "er", "lr1"]
     with pytest.raises(ConfigError, match=r"no run matches .*/x\*"):

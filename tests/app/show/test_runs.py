@@ -192,11 +192,11 @@ def test_a_branch_is_below_the_run_that_it_left_wherever_that_was_typed(tmp_path
 def test_runs_differ_in_settings_and_not_in_places_and_group_by_all_but_the_seed(tmp_path: Path) -> None:
     rates = {"x/lr1-s0": (1e-6, 0), "x/lr1-s1": (1e-6, 1), "y/lr3-s0": (3e-6, 0), "y/lr3-s1": (3e-6, 1)}
     for name, (rate, seed) in rates.items():
-        own = {"learning_rate": rate, "model_dtype_of": None, "reference": f"{tmp_path}/{name}/model"}
+        own = {"learning_rate": rate, "reference": f"{tmp_path}/{name}/model"}
         make_run(f"{tmp_path}/{name}", seed=seed, keep_checkpoints=seed + 1, **own)
     runs = summarise(find_runs(tmp_path))
     assert [each.label for each in runs] == list(rates)
-    assert differing(runs) == ["seed", "learning_rate", "keep_checkpoints"]
+    assert differing(runs) == ["learning_rate", "seed", "keep_checkpoints"]
     assert groups_by(runs) == {name: f"learning_rate={rate}" for name, (rate, _) in rates.items()}
     assert groups_by(runs, "seed") == {name: f"seed={seed}" for name, (_, seed) in rates.items()}
     assert labels_of(runs[:2]) == ["lr1-s0", "lr1-s1"]
@@ -206,13 +206,15 @@ def test_runs_differ_in_settings_and_not_in_places_and_group_by_all_but_the_seed
 
 
 def test_nothing_is_cut_in_a_terminal_of_any_width_and_names_are_text(tmp_path: Path) -> None:
-    make_run(f"{tmp_path}/{HOSTILE}", learning_rate=1e-6, error=HOSTILE)
+    odd = {"num_steps": "many", "replay_batches": 5, "replan_from": [], "env": 3, "run": {}, "advantage": ["x" * 10**5]}
+    make_run(f"{tmp_path}/{HOSTILE}", learning_rate=1e-6, error=HOSTILE * 1000, **odd)
     make_run(f"{tmp_path}/a-long-name-of-a-run-that-says-what-it-is", learning_rate=3e-6, advantage="grpo")
     table = tabulate(str(tmp_path))
     for width in (20, 60, 80, 120, 200):
         text = shown(table, width)
         assert "\x1b[2J" not in text
         assert "\u202e" not in text
+        assert len(text) < 6000
         if width > 60:
             assert "a-long-name-of-a-run-that-says-what-it-is" in text
         rest = text.partition("no room for ")[2]
