@@ -88,7 +88,7 @@ def make_report(
 
 def write_page(output: str | None, overwrite: bool, make: Callable[[], str]) -> Report:
     """Return a page, and write it. output: as in `make_report`."""
-    path = checked_output(output, overwrite)
+    path = _checked_output(output, overwrite)
     with nullcontext() if path is None else open_sink(path) as file:  # first, since gathering a run may take minutes
         html = make()
         if file is not None:
@@ -96,7 +96,7 @@ def write_page(output: str | None, overwrite: bool, make: Callable[[], str]) -> 
     return Report(html=html, location=None if path is None else str(path))
 
 
-def checked_output(output: str | None, overwrite: bool) -> Path | None:
+def _checked_output(output: str | None, overwrite: bool) -> Path | None:
     """Return the file to write; None without one. Raises ConfigError for a folder, or a file that exists."""
     path = None if output is None else local_path(output, "output")
     if path is not None and path.is_dir():
@@ -161,6 +161,9 @@ _MOST_P = 0.05
 """Highest p-value, corrected by Holm, with which the head calls a version better or worse."""
 
 
+_REWARD = "mean_reward"
+
+
 def _first_first(data: Sequence[FigureData], by: str) -> list[FigureData]:
     """Return the figures with the most telling one in front: the reward by a column, if it has several values."""
     chosen = [each for each in data if each.name == f"reward_mean/{by}"]
@@ -218,7 +221,8 @@ def _verdict(comparison: Mapping[str, Any] | None) -> str:
     judged: dict[str, list[str]] = {}
     for row in rows:
         judged.setdefault(_judgement(row), []).append(row["env_name"])
-    sides = f"evaluation {last['side']} against @{last['a'].rpartition('@')[2]}"
+    is_own = last["side"] != last["b"]  # of the baseline's run: its version alone
+    sides = f"evaluation {last['side']} against {'@' + last['a'].rpartition('@')[2] if is_own else last['a']}"
     if len(judged) == 1:
         return f"{sides}: {next(iter(judged))}"
     return f"{sides}: " + ", ".join(f"{word} in {_named(names)}" for word, names in judged.items())
@@ -227,6 +231,8 @@ def _verdict(comparison: Mapping[str, Any] | None) -> str:
 def _judgement(row: Row) -> str:
     if row["p_holm"] is None or row["p_holm"] > _MOST_P:
         return "no clear difference"
+    if row["measure"] != _REWARD:  # of a length or a share of failures, less may be better
+        return f"{row['title']} is {'higher' if row['difference'] > 0 else 'lower'}"
     return "better" if row["difference"] > 0 else "worse"
 
 
