@@ -88,7 +88,7 @@ def make_report(
 
 def write_page(output: str | None, overwrite: bool, make: Callable[[], str]) -> Report:
     """Return a page, and write it. output: as in `make_report`."""
-    path = _checked_output(output, overwrite)
+    path = checked_output(output, overwrite)
     with nullcontext() if path is None else open_sink(path) as file:  # first, since gathering a run may take minutes
         html = make()
         if file is not None:
@@ -96,7 +96,7 @@ def write_page(output: str | None, overwrite: bool, make: Callable[[], str]) -> 
     return Report(html=html, location=None if path is None else str(path))
 
 
-def _checked_output(output: str | None, overwrite: bool) -> Path | None:
+def checked_output(output: str | None, overwrite: bool) -> Path | None:
     """Return the file to write; None without one. Raises ConfigError for a folder, or a file that exists."""
     path = None if output is None else local_path(output, "output")
     if path is not None and path.is_dir():
