@@ -5,7 +5,7 @@ as text. Raises ConfigError for sides that are not runs, MissingRootError, Query
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -185,8 +185,8 @@ class RunTable:
         yield from self._parts_of_differing()
         keys = ("run", "state") if self.by is None else ("group", "run")
         shown = (*keys, "progress", "reward_mean", "tokens", "seconds", "tokens_per_s")
-        titles = {"progress": "step", "reward_mean": "newest reward", "tokens_per_s": "tokens/s"}
-        derived = {"progress": _progress, "tokens_per_s": lambda row: _rounded(row["tokens_per_s"])}
+        titles = {"progress": "step", "reward_mean": "newest reward", "tokens_per_s": "tokens/s"} | self._title
+        derived = {"progress": _progress, "tokens_per_s": lambda row: _rounded(row["tokens_per_s"]), **self._short}
         derived["seconds"] = lambda row: _rounded(row["seconds"])
         heading = f"Runs; {self.runs[0]['run']} is the baseline"
         yield Frame("runs", self.runs, shown, most=len(self.runs), heading=heading, titles=titles, derived=derived)
@@ -194,6 +194,15 @@ class RunTable:
         yield from self._parts_of_evaluations()
         for note in self.notes:
             yield Sentence(note, style="dim")
+
+    @property
+    def _title(self) -> dict[str, str]:
+        return {} if self.by is None else {"group": self.by}
+
+    @property
+    def _short(self) -> dict[str, Callable[[Row], Any]]:
+        """Groups by the values of the setting, which is their column's title."""
+        return {} if self.by is None else {"group": lambda row: (row["group"] or "-").removeprefix(f"{self.by}=")}
 
     def _parts_of_differing(self) -> Iterator[Part]:
         if not self.differing:
@@ -223,8 +232,10 @@ class RunTable:
 
     def _parts_of_evaluations(self) -> Iterator[Part]:
         if self.evaluations:
-            heading = "Evaluation at each run's newest evaluated version; intervals over runs"
-            yield self._frame("evaluations", self.evaluations, heading, before=("env_name", "measure"))
+            keys = varying(self.evaluations, ("env_name", "measure"))
+            of = " ".join(str(self.evaluations[0][name]) for name in ("measure", "env_name") if name not in keys)
+            heading = f"Evaluation at each run's newest evaluated version{of and f', {of}'}; intervals over runs"
+            yield self._frame("evaluations", self.evaluations, heading, before=keys)
 
     def _frame(
         self, name: str, rows: Sequence[Row], heading: str, more: Sequence[str] = (), before: Sequence[str] = ()
@@ -239,13 +250,19 @@ class RunTable:
             (*before, *keys, "estimate", "interval", "difference", "of_difference", *more),
             most=len(rows),
             heading=heading,
-            titles={"estimate": "mean", "interval": of, "of_difference": of, "difference": "diff."},
+            titles={"estimate": "mean", "interval": of, "of_difference": of, "difference": "diff."} | self._title,
             derived={
+                **self._short,
                 "interval": partial(_interval, "estimate", "low", "high", fewest, unit),
                 "of_difference": partial(_interval, "difference", "difference_low", "difference_high", fewest, unit),
                 **({"steps": _steps} if more else {}),
             },
         )
+
+
+def varying(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """Return the columns, of these, in which rows differ."""
+    return [name for name in names if len({row[name] for row in rows}) > 1]
 
 
 _MOST_IN_COMMON = 30
@@ -256,7 +273,7 @@ before the difference."""
 def _value_of(label: str, row: Row) -> str:
     value = row["values"][label]
     known = [each for each in row["values"].values() if each is not None]
-    common = len(commonprefix(known))
+    common = len(commonprefix(known))  # noqa: RUF071 - of texts, which are no paths
     return (
         "-" if value is None else value if common <= _MOST_IN_COMMON else f"…{value[common - _MOST_IN_COMMON // 2 :]}"
     )
@@ -405,7 +422,7 @@ def _rows_of_runs(runs: Runs) -> Iterator[dict[str, Any]]:
             **({} if runs.by is None else {"group": group_of.get(each.label)}),
             "url": each.url,
             "state": each.state,
-            "step": runs.progress[each.label].last_step or 0,
+            "step": each.step,
             "num_steps": each.num_steps,
             "reward_mean": each.reward,
             "tokens": tokens,

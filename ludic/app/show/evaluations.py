@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from ludic.app.show.comparison import RunTable
+from ludic.app.show.comparison import RunTable, varying
 from ludic.base import NOT_ESTIMATED, TOO_FEW, Frame, Part, Result, Sentence, number, plural, to_frame
 from ludic.eval import (
     ESTIMAND,
@@ -144,25 +144,27 @@ class Comparison(Result):
             yield f"the report of these runs is in {self.page}"
 
     def _parts_of_differences(self) -> Iterator[Part]:
-        rows = self.compared.rows
-        yield f"baseline {rows[0]['a']}, paired on the same examples; means are over these examples"
-        columns = ("side", "env_name", "measure", "estimate_a", "estimate_b", "difference")
+        rows = [{**row, "title": measure_title(row)} for row in self.compared.rows]
+        names = ("env_name", "title") if self.runs is None else tuple(varying(rows, ("env_name", "title")))
+        of = "".join(f"{rows[0][name]}, " for name in ("title", "env_name") if name not in names)
+        baseline = rows[0]["a"] if self.runs is None else self.runs.runs[0]["run"]
+        yield f"{of}baseline {baseline}, paired on the same examples; means are over these examples"
         yield Frame(
             "differences",
-            rows,
-            (*columns, "interval", "p_value", "p_holm"),
+            self.compared.rows,
+            ("side", *names, "estimate_a", "estimate_b", "difference", "interval", "p_value", "p_holm"),
             most=len(rows),
-            titles={"interval": f"{100 * self.confidence:g}% interval"},
-            derived={"side": self._side, "measure": measure_title, "interval": partial(interval_text, digits=3)},
+            titles={"interval": f"{100 * self.confidence:g}% interval", "title": "measure"},
+            derived={"side": self._side, "title": measure_title, "interval": partial(interval_text, digits=3)},
         )
         for row in rows:
-            name = f"{self._side(row)} {row['env_name']} {measure_title(row)}"
+            version = "" if self.runs is None else f"@{row['b'].rpartition('@')[2]}"
+            name = f"{self._side(row)}{version} {row['env_name']} {row['title']}"
             yield Sentence(f"{name}: {', '.join(facts_of(row, self.difference))}", style="dim")
 
     def _side(self, row: Mapping[str, Any]) -> str:
         """Return the name of a side: a run's short name in a table of runs."""
-        url, _, version = row["b"].rpartition("@")
-        return side_name(row) if self.runs is None else f"{self.runs.labels[url]}@{version}"
+        return side_name(row) if self.runs is None else self.runs.labels[row["b"].rpartition("@")[0]]
 
 
 def side_name(row: Mapping[str, Any]) -> str:

@@ -325,7 +325,15 @@ def _trainer(status: RunStatus) -> Text:
     if trainer.lease_state is None:
         return text
     state, style = _STATES[trainer.lease_state.state]
+    if trainer.lease_state.state == "ended" and _is_cut_short(status):
+        state, style = "has ended before its last step; the command that started it continues the run", "yellow"
     return text.append(": ").append(state.format(unchanged=age(trainer.lease_state.unchanged_s)), style=style)
+
+
+def _is_cut_short(status: RunStatus) -> bool:
+    """Return whether the trainer has steps left, as far as they are known."""
+    num_steps = status.trainer.num_steps if status.trainer and status.trainer.other is None else None
+    return num_steps is not None and (not status.steps or status.steps[-1]["step"] < num_steps)
 
 
 def _seconds_since_creation(status: RunStatus) -> float | None:

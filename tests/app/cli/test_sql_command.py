@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +33,16 @@ def test_a_table_has_a_header_and_a_line_a_row(ludic, trained: Root) -> None:
     assert header == ["version", "n", "reward"]
     # (1 + 0 + .5 + .5 + 4 * .25) / 8; (2 + 1) / 7, since one is not scored
     assert rows == [["0", "8", "0.375"], ["1", "8", "0.428571"]]
+
+
+def test_the_query_that_readme_begins_with_gives_its_columns(ludic, trained: Root) -> None:
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    query, header = re.findall(r'^    \$ ludic sql runs/shop "([^"]*)"\n(.*)$', text, re.MULTILINE)[0]
+    result = ludic("sql", trained.url, query.replace("shop.py:Cats", "moar_cats"))
+    assert (result.code, result.err) == (0, "")
+    found, _, *rows = (line.split() for line in result.out.splitlines())
+    assert found == header.split()
+    assert len(rows) == 1  # the only step is below 10
 
 
 def test_a_table_shows_so_many_rows_and_says_how_many_there_are(ludic, trained: Root) -> None:

@@ -85,6 +85,9 @@ def line(text: str, name: str) -> str:
 def test_a_frame_says_where_the_run_is(status: RunStatus) -> None:
     text = shown(status)
     assert line(text, "trainer") == "attempt 1, host-5: renews its lease"
+    ended = replace(status, trainer=replace(status.trainer, lease_state=LeaseState("ended", 1.0)))
+    assert line(shown(ended), "trainer").startswith("attempt 1, host-5: has ended before its last step; the")
+    assert line(shown(replace(ended, steps=[train_row(10)])), "trainer").endswith("host-5: has ended")
     assert line(text, "step").startswith("3 of 10")
     assert line(text, "reward") == "3.000  ▁▅█  over 3 steps"
     assert line(text, "loss") == "0.25"

@@ -20,6 +20,8 @@ from ludic.eval.statistics import holm
 from ludic.root.json_records import CodeRecord
 from ludic.root.root import Root
 from ludic.root.rows.evaluations import put_evaluation
+from ludic.run.config import RunConfig
+from ludic.run.run_json import put_run
 
 FEW: Groups = ((0.0, 1.0), (0.0, 0.0), (1.0, 1.0))
 MANY: Groups = ((1.0, 1.0), (1.0, 0.0), (1.0, 1.0))
@@ -184,6 +186,10 @@ def test_folders_and_patterns_name_runs_and_each_counts_once(tmp_path: Path) -> 
     assert matching_runs(f"{here}/lr?") == [f"{here}/lr1", f"{here}/lr2"]
     assert matching_runs(f"{here}/d*") == [f"{here}/deep/er"]
     assert matching_runs(f"{here}/[1]") == [f"{here}/[1]"]
+    bucket = f"memory://{tmp_path.name}"
+    for name in ("lr1", "lr2"):
+        put_run(f"{bucket}/{name}", RunConfig(model="m", env=("addition",)))
+    assert matching_runs(f"{bucket}/lr[2-9]") == [f"{bucket}/lr2"]
     opened = open_runs([f"{here}/lr2", f"{here}/*"])
     assert [Path(root.path).name for root in opened] == ["lr2", "[1]", "er", "lr1"]
     with pytest.raises(ConfigError, match=r"no run matches .*/x\*"):

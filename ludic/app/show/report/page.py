@@ -159,6 +159,9 @@ _MOST_P = 0.05
 """Highest p-value, corrected by Holm, with which the head calls a version better or worse."""
 
 
+_REWARD = "mean_reward"
+
+
 def _first_first(data: Sequence[FigureData], by: str) -> list[FigureData]:
     """Return the figures with the most telling one in front: the reward by a column, if it has several values."""
     chosen = [each for each in data if each.name == f"reward_mean/{by}"]
@@ -216,7 +219,8 @@ def _verdict(comparison: Mapping[str, Any] | None) -> str:
     judged: dict[str, list[str]] = {}
     for row in rows:
         judged.setdefault(_judgement(row), []).append(row["env_name"])
-    sides = f"evaluation {last['side']} against @{last['a'].rpartition('@')[2]}"
+    is_own = last["side"] != last["b"]  # of the baseline's run: its version alone
+    sides = f"evaluation {last['side']} against {'@' + last['a'].rpartition('@')[2] if is_own else last['a']}"
     if len(judged) == 1:
         return f"{sides}: {next(iter(judged))}"
     return f"{sides}: " + ", ".join(f"{word} in {_named(names)}" for word, names in judged.items())
@@ -225,6 +229,8 @@ def _verdict(comparison: Mapping[str, Any] | None) -> str:
 def _judgement(row: Row) -> str:
     if row["p_holm"] is None or row["p_holm"] > _MOST_P:
         return "no clear difference"
+    if row["measure"] != _REWARD:  # of a length or a share of failures, less may be better
+        return f"{row['title']} is {'higher' if row['difference'] > 0 else 'lower'}"
     return "better" if row["difference"] > 0 else "worse"
 
 
