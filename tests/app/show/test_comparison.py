@@ -32,7 +32,10 @@ def steps(groups: Groups, last: int) -> dict[int, Groups]:
 
 
 def make(folder: Path, name: str, groups: Groups = FEW, last: int = 4, **options: Any) -> Root:
-    return make_compared(str(folder / name), steps(groups, last), **options)
+    # as `ludic.fit` names its rewards, in the folder where it was called
+    reward = {"env_options": {"addition": {"scorer": f"runs/{name}/inputs/reward.py:ludic_score"}}}
+    run = reward | options.pop("run", {})
+    return make_compared(str(folder / name), steps(groups, last), run=run, **options)
 
 
 def rewards(found: Comparison, at: str) -> list[dict[str, Any]]:
