@@ -109,6 +109,34 @@ def test_many_runs_that_differ_are_listed_by_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_code_data_and_machine_that_differ_are_named(tmp_path: Path) -> None:
+    def code(rows: str, reward: str, name: str) -> list[CodeRecord]:
+        own = {"sha256": reward * 64, "path": "/home/me/[b]reward.py", "imports": {"helper": "f" * 64}}
+        return [
+            CodeRecord(role="scorer", name=f"{name}/inputs/reward.py:ludic_score", **own),  # type: ignore[arg-type]
+            CodeRecord(role="environment", name=f"qa/{name}", sha256=rows * 64),
+            CodeRecord(role="advantage", name="grpo", sha256="e" * 64, package="ludic-rl 0.1.0"),
+        ]
+
+    roots = [make(tmp_path, name, last=0) for name in ("a", "b", "c")]
+    cpu = {"device": "cpu", "torch": "2.13", "num_threads": [1]}
+    for root, rows, reward, torch in zip(roots, "112", "337", ("2.12", "2.13", "2.13"), strict=True):
+        train_on(root, {1: FEW}, code=code(rows, reward, root.url), numerics=cpu | {"torch": torch})
+    found = ludic.compare(roots)
+    assert found.runs is not None
+    told = [(row["kind"], row["name"], list(row["values"].values())) for row in found.runs.differing]
+    same, other = "[b]reward.py 333333333333", "[b]reward.py 777777777777"
+    assert told == [
+        ("code", "scorer reward.py:ludic_score", [same, same, other]),
+        # equal rows are one data set, whatever each root calls them
+        ("data", f"qa/{roots[0].url}", ["1" * 12, "1" * 12, None]),
+        ("data", f"qa/{roots[2].url}", [None, None, "2" * 12]),
+        ("machine", "torch", ["2.12", "2.13", "2.13"]),
+    ]
+    assert "[b]reward.py" in repr(found)
+
+
+@pytest.mark.slow
 def test_evaluations_are_paired_where_examples_are_equal_and_corrected_over_all_runs(tmp_path: Path) -> None:
     roots = [make(tmp_path, name, last=0) for name in ("a", "b", "c", "d")]
     answers = {"a": [0.0] * 8, "b": [1.0] * 8, "c": [1.0] * 6 + [0.0] * 2}
