@@ -16,6 +16,7 @@ from .estimates import numbers_of_entries as numbers_of_entries
 from .estimates import stored_versions as stored_versions
 from .estimates import try_measures as try_measures
 from .pairing import comparable_name as comparable_name
+from .pairing import comparable_options as comparable_options
 from .plan import describe_versions as describe_versions
 from .plan import due_versions as due_versions
 from .plan import environment_settings as environment_settings

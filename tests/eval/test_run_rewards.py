@@ -12,7 +12,7 @@ from ludic.eval.statistics import clustered, welch
 from ludic.root.sql import connect
 
 LOW: Groups = ((0.0, 1.0), (0.0, 0.0))
-HIGH: Groups = ((1.0, 1.0), (1.0, 0.0), (None, 1.0))
+HIGH: Groups = ((1.0, 1.0), (1.0, 0.0), (None, 1.0), (None, None))
 
 
 def test_welch_and_students_intervals_are_those_of_scipy() -> None:

@@ -24,6 +24,7 @@ import fsspec
 from ludic.app.show.watch import steps_that_count
 from ludic.base import is_url, left_out
 from ludic.errors import ConfigError, LudicError, MissingRootError, SchemaError, one_line, unknown_name
+from ludic.eval import comparable_options
 from ludic.records import Row
 from ludic.root import (
     ATTEMPTS,
@@ -386,6 +387,8 @@ def comparable(summary: RunSummary, name: str) -> str:
         options = summary.settings.get("env_options")
         stored = {each: data_of(each, (options or {}).get(each)) or each for each in summary.settings["env"]}
         value = [stored.get(each, each) for each in value] if name == "env" else _renamed(value, stored)
+        if isinstance(value, Mapping):  # rewards of `ludic.fit` have a place that was typed, perhaps in another folder
+            value = {env: comparable_options(options) for env, options in value.items()}
     text = json.dumps(value, sort_keys=True, default=str)
     places = {summary.url} if is_url(summary.url) else {summary.url, str(Path(summary.url).absolute())} - {"."}
     for place in sorted(places, key=len, reverse=True):

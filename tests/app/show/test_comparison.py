@@ -32,7 +32,10 @@ def steps(groups: Groups, last: int) -> dict[int, Groups]:
 
 
 def make(folder: Path, name: str, groups: Groups = FEW, last: int = 4, **options: Any) -> Root:
-    return make_compared(str(folder / name), steps(groups, last), **options)
+    # as `ludic.fit` names its rewards, in the folder where it was called
+    reward = {"env_options": {"addition": {"scorer": f"runs/{name}/inputs/reward.py:ludic_score"}}}
+    run = reward | options.pop("run", {})
+    return make_compared(str(folder / name), steps(groups, last), run=run, **options)
 
 
 def rewards(found: Comparison, at: str) -> list[dict[str, Any]]:
@@ -103,6 +106,34 @@ def test_many_runs_that_differ_are_listed_by_value(tmp_path: Path) -> None:
     # Long values are shown from before their first difference on; the rows have all of them.
     by_model = f"…{'m' * 15}0{'n' * 100} ({listed}); …{'m' * 15}1{'n' * 100} ({EVIL}6)"
     assert told == {"seed": f"0 ({listed}); 1 ({EVIL}6)", "model": by_model}
+
+
+@pytest.mark.slow
+def test_code_data_and_machine_that_differ_are_named(tmp_path: Path) -> None:
+    def code(rows: str, reward: str, name: str) -> list[CodeRecord]:
+        own = {"sha256": reward * 64, "path": "/home/me/[b]reward.py", "imports": {"helper": "f" * 64}}
+        return [
+            CodeRecord(role="scorer", name=f"{name}/inputs/reward.py:ludic_score", **own),  # type: ignore[arg-type]
+            CodeRecord(role="environment", name=f"qa/{name}", sha256=rows * 64),
+            CodeRecord(role="advantage", name="grpo", sha256="e" * 64, package="ludic-rl 0.1.0"),
+        ]
+
+    roots = [make(tmp_path, name, last=0) for name in ("a", "b", "c")]
+    cpu = {"device": "cpu", "torch": "2.13", "num_threads": [1]}
+    for root, rows, reward, torch in zip(roots, "112", "337", ("2.12", "2.13", "2.13"), strict=True):
+        train_on(root, {1: FEW}, code=code(rows, reward, root.url), numerics=cpu | {"torch": torch})
+    found = ludic.compare(roots)
+    assert found.runs is not None
+    told = [(row["kind"], row["name"], list(row["values"].values())) for row in found.runs.differing]
+    same, other = "[b]reward.py 333333333333", "[b]reward.py 777777777777"
+    assert told == [
+        ("code", "scorer reward.py:ludic_score", [same, same, other]),
+        # equal rows are one data set, whatever each root calls them
+        ("data", f"qa/{roots[0].url}", ["1" * 12, "1" * 12, None]),
+        ("data", f"qa/{roots[2].url}", [None, None, "2" * 12]),
+        ("machine", "torch", ["2.12", "2.13", "2.13"]),
+    ]
+    assert "[b]reward.py" in repr(found)
 
 
 @pytest.mark.slow
