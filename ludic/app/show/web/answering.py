@@ -91,7 +91,7 @@ class Answering:
             return await self._in_thread(request, page, lambda: self._respond(request, page), limit_s)
 
     async def _read(self, request: Request, label: str, name: str) -> PageRequest:
-        """Return the request as a page sees it. Raises UnknownIdError for a page or run that there is not."""
+        """Return the request as a page sees it. Raises UnknownIdError for a page that there is not."""
         page = PAGES.get(name)
         if page is None:
             raise UnknownIdError(f"there is no page {name!r}")
@@ -103,13 +103,17 @@ class Answering:
             site=self._site,
             page=page,
             label=label,
-            run=self._site.run(label) if page.of_run else None,
             pairs=[pair for pair in request.query_params.multi_items() if pair[0] != _CSV],
             form=await _form(request) if request.method == "POST" else {},
         )
 
     def _respond(self, request: Request, page: PageRequest) -> Response:
         """Return the response to a request; runs in its thread."""
+        try:
+            if page.page.of_run:
+                page.open(page.label)
+        except LudicError as error:
+            return _problem(request, error)
         try:
             answer = page.page.function(page)
             name = request.query_params.get(_CSV)

@@ -58,14 +58,12 @@ class PageRequest:
     page: "Page"
     label: str
     """Label of the run in a folder of runs; "" if the site has one run, or the page is of no run."""
-    run: RunData | None
-    """The run, for this request alone; None for a page of no run."""
     pairs: Sequence[tuple[str, str]]
     """Names and values of the address, in order."""
     form: Mapping[str, str] = field(default_factory=dict)
     """Fields of a POST request."""
-    opened: list[RunData] = field(default_factory=list)
-    """Other runs that the page has opened."""
+    opened: dict[str, RunData] = field(default_factory=dict)
+    """Runs that the page has opened, by label."""
 
     @property
     def query(self) -> Mapping[str, str]:
@@ -77,16 +75,16 @@ class PageRequest:
         return [value for known, value in self.pairs if known == name]
 
     def open(self, label: str) -> RunData:
-        """Return another run of the site, for this request alone."""
-        run = self.site.run(label)
-        self.opened.append(run)
-        return run
+        """Return a run of the site, for this request alone. Raises UnknownIdError, StoreError."""
+        if label not in self.opened:
+            self.opened[label] = self.site.run(label)
+        return self.opened[label]
 
     @property
     def data(self) -> RunData:
         """The run of the page."""
-        assert self.run is not None, f"{self.page.name} is a page of no run"
-        return self.run
+        assert self.page.of_run, f"{self.page.name} is a page of no run"
+        return self.open(self.label)
 
     def kept(self, name: str, version: Any, make: Callable[[], Kept]) -> Kept:
         """Return what `make` returned before for this name of this run and an equal version, or call it."""
@@ -94,7 +92,7 @@ class PageRequest:
 
     def stop(self, reason: str = "") -> None:
         """End the queries of this request."""
-        for run in [*([self.run] if self.run is not None else []), *self.opened]:
+        for run in list(self.opened.values()):
             run.stop(reason)
 
     def required(self, name: str) -> str:

@@ -25,7 +25,9 @@ from ludic.root import Root
 
 def serve(shown: Root | str, options: ViewOptions) -> None:
     """Serve a run, or the runs below a folder or URL, until SIGINT or SIGTERM. Raises ConfigError if the port is
-    taken."""
+    taken, or in a program with a running event loop, such as a notebook."""
+    if _has_loop():
+        raise ConfigError("a notebook can't serve pages; run `ludic view --web` in a terminal")
     with _listen(options.host, options.port) as listener:
         if options.host not in LOCAL_HOSTS:
             print(
@@ -36,6 +38,14 @@ def serve(shown: Root | str, options: ViewOptions) -> None:
         with Site(shown, author=options.author) as site:
             threading.Thread(target=site.warm_up, name="ludic-open", daemon=True).start()
             asyncio.run(_serve(site, listener, options))
+
+
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _serve(site: Site, listener: socket.socket, options: ViewOptions) -> None:
