@@ -106,7 +106,7 @@ def turns_table(request: PageRequest, row: Row) -> Table:
     links = {
         "tokens": lambda turn: (
             turn["tokens"]
-            and request.link("rollout", id=row["rollout_id"], token=turn["tokens"].partition("-")[0]) + "#tokens"
+            and request.link("rollout", id=row["rollout_id"], position=turn["tokens"].partition("-")[0]) + "#response"
         ),
         "text": lambda turn: turn["name"] and request.link("text", id=row["rollout_id"], name=turn["name"]),
     }

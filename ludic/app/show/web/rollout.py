@@ -159,21 +159,21 @@ def tokens_of(request: PageRequest, found: Lookup, color: Color, scale: float | 
         "length": length,
         "spans": coloured(some, color, advantage, scale, first=first),
         "legend": legend(color, some, advantage, scale),
-        "colours": [(name, None if name == color else request.here(color=name) + "#tokens") for name in COLOURS],
-        "pages": page_links(request, "token", length, TOKENS_A_PAGE, "tokens"),
-        "table_href": request.link("tokens", id=row["rollout_id"], token=first or None),
+        "colours": [(name, None if name == color else request.here(color=name) + "#response") for name in COLOURS],
+        "pages": page_links(request, "position", length, TOKENS_A_PAGE, "response"),
+        "table_href": request.link("response", id=row["rollout_id"], position=first or None),
     }
 
 
 def read_page_of_tokens(request: PageRequest, row: dict[str, Any]) -> tuple[int, list[TokenRow]]:
     """Return the index of the first token of the page that the address asks for, and its tokens."""
     length = row["response_length"]
-    first = page_index(request, "token", length, TOKENS_A_PAGE) * TOKENS_A_PAGE
+    first = page_index(request, "position", length, TOKENS_A_PAGE) * TOKENS_A_PAGE
     return first, read_tokens(row, request.data.token_reader, first, min(length, first + TOKENS_A_PAGE))
 
 
-@page("tokens", "Tokens")
-def tokens(request: PageRequest) -> Answer:
+@page("response", "Response")
+def response(request: PageRequest) -> Answer:
     """The tokens of a response as a table."""
     found = request.data.find(request.required("id"))
     row = found.rows[0]
@@ -181,15 +181,15 @@ def tokens(request: PageRequest) -> Answer:
     first, some = read_page_of_tokens(request, row)
     advantage = found.uses[0]["advantage"] if found.uses else None
     rows = [_token_row(index, token, advantage) for index, token in enumerate(some, start=first)]
-    table = Table(name="tokens", rows=rows, columns=list(rows[0]) if rows else ["index"])
+    table = Table(name="response", rows=rows, columns=list(rows[0]) if rows else ["index"])
     values = {
         "rows": table,
         "length": length,
-        "pages": page_links(request, "token", length, TOKENS_A_PAGE),
+        "pages": page_links(request, "position", length, TOKENS_A_PAGE),
         "back": request.link("rollout", id=row["rollout_id"]),
     }
     title = f"Tokens of rollout …{row['rollout_id'][-_ID_DIGITS:]}"
-    return Answer("tokens.html.j2", values, title=title, tables=[table])
+    return Answer("response.html.j2", values, title=title, tables=[table])
 
 
 def _token_row(index: int, token: TokenRow, advantage: float | None) -> dict[str, Any]:

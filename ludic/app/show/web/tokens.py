@@ -159,7 +159,7 @@ def _title(index: int, token: TokenRow, advantage: float | None) -> str:
     own = own_advantage(token, advantage)
     facts = [f"token {index:,}, id {token.token_id}", None if token.sampled else "not sampled"]
     if token.sampled and token.logprob is not None:
-        facts.append(f"logprob {number(token.logprob, 4)}, probability {number(_probability(token.logprob), 3)}")
+        facts.append(f"logprob {number(token.logprob + 0.0, 4)}, probability {number(_probability(token.logprob), 3)}")
     facts.append(f"reward {number(token.reward, 4)}" if token.reward or token.sampled else None)
     facts.append(None if own is None else f"advantage {own:+.4g}")
     facts.append(None if token.ratio is None or not token.sampled else f"trainer / sampler {number(token.ratio, 4)}")

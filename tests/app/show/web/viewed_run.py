@@ -3,7 +3,6 @@
 Every text is what a test or a person gives; names of environments and examples hold quotes and slashes.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -60,8 +59,10 @@ VERSIONS = (0, 1, 2)
 
 
 def make_viewed_run(folder: Path, **texts: str) -> Root:
-    """Make the run below a folder. texts: question, answer, wanted and error in place of the usual ones."""
-    root = create_root(str(folder / "run"), RunConfig(model=_model(folder / "model"), env=(ENV,), group_size=4))
+    """Make the run below a folder. texts: question, answer and wanted in place of the usual ones."""
+    root = create_root(str(folder / "run"), RunConfig(model="tiny", env=(ENV,), group_size=4))
+    chat_tokenizer().save_pretrained(folder / "model")
+    root.put("policies/version=0/tokenizer.json", (folder / "model" / "tokenizer.json").read_bytes())
     claim_slot(root, 0, "w0-a", code=_code(root, folder))
     with RolloutWriter(root, "w0-a") as writer:
         for version in VERSIONS:
@@ -78,12 +79,6 @@ def make_viewed_run(folder: Path, **texts: str) -> Root:
         store_evaluation(root, of, version=version, env_name=ENV, messages=messages)
     put_label(root, groups[0].rollouts[0].rollout_id, 1.0, "a good one", author="a reader")
     return root
-
-
-def _model(folder: Path) -> str:
-    chat_tokenizer().save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 400, "eos_token_id": 1}))
-    return str(folder)
 
 
 def _code(root: Root, folder: Path) -> Sequence[Mapping[str, Any]]:
