@@ -122,7 +122,7 @@ def queries(site: Site) -> Mapping[str, Mapping[str, str]]:
             "group": {"id": row["group_id"]},
             "example": {"env": row["env_name"], "id": row["env_example_id"]},
             "compare": {"a": row["rollout_id"], "b": other["rollout_id"]},
-            **dict.fromkeys(("rollout", "tokens", "calls", "episode"), of_rollout),
+            **dict.fromkeys(("rollout", "response", "calls", "episode"), of_rollout),
             "text": {**of_rollout, "name": "message-0"},
         }.get(name, {})
         for name, page in PAGES.items()
