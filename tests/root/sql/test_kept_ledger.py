@@ -23,10 +23,24 @@ def plan(root: Root, attempt: object, step: int, advantages: list[float] | None 
     """Write a step of one rollout."""
     schema = arrow_schema("batches")
     row = {
-        "attempt_id": attempt.attempt_id, "step": step, "batch_index": 0, "rollout_id": f"r{step}", "lag": 0,
-        "group_id": "g", "env_name": "moar_cats", "policy_version": 0, "trainer_version": 0, "file": "f",
-        "row_group": 0, "row": 0, "prompt_length": 1, "response_length": 1, "weight": 1.0, "used": True,
-        "advantage": step / 2, "token_advantages": advantages,
+        "attempt_id": attempt.attempt_id,
+        "step": step,
+        "batch_index": 0,
+        "rollout_id": f"r{step}",
+        "lag": 0,
+        "group_id": "g",
+        "env_name": "moar_cats",
+        "policy_version": 0,
+        "trainer_version": 0,
+        "file": "f",
+        "row_group": 0,
+        "row": 0,
+        "prompt_length": 1,
+        "response_length": 1,
+        "weight": 1.0,
+        "used": True,
+        "advantage": step / 2,
+        "token_advantages": advantages,
     }
     write_ledger(root, attempt, step, pa.Table.from_pylist([row], schema))
 
