@@ -196,6 +196,7 @@ def test_requests_and_drops_are_counted_and_lead_to_their_groups_and_rollouts(vi
         assert browser.get(groups[0]).status == 200
         assert len(browser.csv(f"{used}&csv=groups")) == 1 + 2
         assert browser.get("/requests?outcome=complete&fate=nothing").status == 404
+        assert [row[:3] for row in browser.csv("/drops?csv=reasons")[1:]] == [["drop_zero_variance_groups", "16", "5"]]
         (drop,) = [link for link in browser.get("/drops").links() if "reason=drop_zero" in link]
         rows = browser.csv(f"{drop}&csv=rollouts")
         assert len(rows) == 1 + 3 * 4 + 3 + 1  # three groups of four, an episode of three agents, and one alone
