@@ -26,7 +26,7 @@ from ludic.errors import LudicError, QueryError
 from ludic.records import WITHOUT_LOGPROBS
 from ludic.root import Root
 from ludic.root.rows import LABEL, put_label
-from ludic.root.sql import ask, connect, figure, means, quote, refresh, renew, result_of, texts, to_frame
+from ludic.root.sql import ask, connect, figure, means, quote, refresh, renew, result_of, rows_of, texts, to_frame
 from ludic.run import Diagnostic
 
 RolloutTable = Literal["rollouts", "evals"]
@@ -328,21 +328,36 @@ class RunData:
         ids = [row[listing.text_id] for row in rows]
         versions = sorted({row.get("version", listing.params.get("version")) for row in rows})
         tables: Sequence[RolloutTable] = ("rollouts", "evals") if "found_in" in listing.columns else (listing.table,)
-        queries = [figure("texts_of_groups")] if listing.kind == "group" else [texts(table) for table in tables]
-        found = [self.ask(query, {"ids": ids, "versions": versions}) for query in queries]
-        return {row["id"]: row for frame in found for row in frame.to_dicts()}
+        match listing.kind:
+            case "group":
+                queries = [figure("texts_of_groups")]
+            case "example":
+                queries = [f"select id, prompt from (\n{texts('rollouts')}\n)"]  # noqa: S608
+            case _:
+                queries = [texts(table) for table in tables]
+        found = [self.ask_rows(query, {"ids": ids, "versions": versions}) for query in queries]
+        return {row["id"]: row for rows in found for row in rows}
 
     def ask(self, query: str, params: Mapping[str, Any]) -> pl.DataFrame:
         """Return the rows of a query that may only read."""
         with self.stream(query, params) as reader:
             return to_frame(reader)
 
+    def ask_rows(self, query: str, params: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the rows of a query that may only read as dicts, for few rows; their columns have different names."""
+        with self._stoppable(), self.reading() as con:
+            return rows_of(con, [self.root], query, params)
+
     @contextmanager
     def stream(self, query: str, params: Mapping[str, Any]) -> Iterator[pa.RecordBatchReader]:
         """Yield the rows of a query that may only read as a stream, open until the block ends."""
+        with self._stoppable(), self.reading() as con, result_of(con, [self.root], query, params) as reader:
+            yield reader
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
         try:
-            with self.reading() as con, result_of(con, [self.root], query, params) as reader:
-                yield reader
+            yield
         except QueryError as error:
             if self._stopped_by and isinstance(error.__cause__, duckdb.InterruptException):
                 raise QueryError(f"the query was stopped: {self._stopped_by}") from error

@@ -357,6 +357,7 @@ def _environment_steps(row: Row, options: PrintOptions) -> Table:
 
 
 def end_of_step(step: Row, agent_steps: Sequence[Row]) -> str:
+    """Return whether and why a step of the environment ended the episode; empty if it did not."""
     ends = [name for name in ("terminated", "truncated") if step[name]]
     reason = dict(step["info"]).get("truncation_reason")
     if reason and step["agent_steps"]:
@@ -380,6 +381,7 @@ def _code_lines(code: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def use_text(use: dict[str, Any]) -> str:
+    """Return a line about a row of the ledger: what a gradient step did with a rollout, or why not."""
     verdict = "used" if use["used"] else f"dropped by {use['reason']}"
     advantage = (
         "" if use["advantage"] is None else f", advantage {use['advantage']:+.6g}, weight {number(use['weight'])}"
@@ -505,7 +507,7 @@ def _add_row(tree: Tree, row: Row, rows: Sequence[Row], shown_id: str, advantage
 
 def children_of(call: Row, children: Sequence[Row]) -> list[Row]:
     """Return the rows of the agent that worked on a task: its first row by the task's text, and those rewritten."""
-    task = task_of(call)
+    task = _task(call)
     first = next((i for i, row in enumerate(children) if task is not None and task == _question(row)), None)
     if first is None:
         return []
@@ -515,7 +517,7 @@ def children_of(call: Row, children: Sequence[Row]) -> list[Row]:
     return list(children[first:last])
 
 
-def task_of(call: Row) -> str | None:
+def _task(call: Row) -> str | None:
     try:
         arguments = read_json(call["arguments"])
     except (ValueError, RecursionError):

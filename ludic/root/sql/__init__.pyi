@@ -34,6 +34,7 @@ from .query import ask_table as ask_table
 from .query import explain as explain
 from .query import open_result as open_result
 from .query import result_of as result_of
+from .query import rows_of as rows_of
 from .query import to_frame as to_frame
 from .reports import accuracy_by as accuracy_by
 from .reports import by_column as by_column

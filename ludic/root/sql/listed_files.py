@@ -399,8 +399,8 @@ class ListReader:
         name, row_group = rows["file"][0].as_py(), rows["row_group"][0].as_py()
         where = f"{self._root.url}/{name}"
         try:
-            data, footer = self._recent.open(name)
-            with pq.ParquetFile(data, metadata=footer) as file:
+            file, lock = self._recent.open(name)
+            with lock:
                 values = read_row_groups(file, [row_group], [column], where, self._schema)[column]
         except FileNotFoundError:
             return read_rollouts(self._root, rows, [column])[column]
@@ -414,29 +414,29 @@ class ListReader:
 
 
 class _RecentFiles:
-    """Caches contents and footers of recent files: a query often needs several columns of the same rows."""
+    """Keeps recent files open: a query often needs several columns of the same rows, and opening takes as long as
+    reading."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, tuple[pa.Buffer, pq.FileMetaData]] = OrderedDict()
+        self._files: OrderedDict[str, tuple[pq.ParquetFile, threading.Lock, int]] = OrderedDict()
         self._num_bytes = 0
 
-    def open(self, name: str) -> tuple[pa.Buffer, pq.FileMetaData]:
-        """Return a file's content and footer. Raises FileNotFoundError if there is no such file."""
+    def open(self, name: str) -> tuple[pq.ParquetFile, threading.Lock]:
+        """Return a file, and a lock to read it with. Raises FileNotFoundError if there is no such file."""
         with self._lock:
             if name in self._files:
                 self._files.move_to_end(name)
-                return self._files[name]
+                return self._files[name][:2]
         data = self._read(name)
-        footer = pq.read_metadata(pa.BufferReader(data))
+        opened = pq.ParquetFile(data), threading.Lock(), data.size
         with self._lock:
-            if name not in self._files:
-                self._files[name] = data, footer
-                self._num_bytes += data.size
+            file, lock, size = self._files.setdefault(name, opened)
+            self._num_bytes += size if file is opened[0] else 0
             while self._num_bytes > _RECENT_BYTES and len(self._files) > 1:
-                self._num_bytes -= self._files.popitem(last=False)[1][0].size
-        return data, footer
+                self._num_bytes -= self._files.popitem(last=False)[1][2]
+        return file, lock
 
     def _read(self, name: str) -> pa.Buffer:
         """Map a local file into memory; fetch a remote file whole, in one request."""

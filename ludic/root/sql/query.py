@@ -56,15 +56,35 @@ def result_of(
     unsafe: bool = False,
 ) -> Iterator[pa.RecordBatchReader]:
     """Yield the result of a query on a connection of `connect(roots, sealed=True)`, as `open_result` does."""
+    with _guarded(con, roots, query, unsafe=unsafe):
+        relation = con.sql(query, params=params or None)
+        if relation is None:
+            yield pa.table({}).to_reader()
+        else:
+            yield _with_unique_names(relation.to_arrow_reader(rows_a_batch))
+
+
+def rows_of(
+    con: duckdb.DuckDBPyConnection, roots: Sequence[Root], query: str, params: Params = ()
+) -> list[dict[str, Any]]:
+    """Return the rows of a query that may only read, whose columns have different names, as dicts. For few rows.
+
+    It takes 10 ms less than `result_of`, for which DuckDB binds the query twice: the views have many columns.
+    """
+    with _guarded(con, roots, query, unsafe=False):
+        found = con.execute(query, params or None)
+        names = [column[0] for column in found.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+
+@contextmanager
+def _guarded(con: duckdb.DuckDBPyConnection, roots: Sequence[Root], query: str, *, unsafe: bool) -> Iterator[None]:
+    """Refuse a query that does not only read, and explain the errors of the block."""
     try:
         with interrupted_by_ctrl_c(con):
             if not unsafe:
                 _check_only_reads(con, query)
-            relation = con.sql(query, params=params or None)
-            if relation is None:
-                yield pa.table({}).to_reader()
-            else:
-                yield _with_unique_names(relation.to_arrow_reader(rows_a_batch))
+            yield
     except (duckdb.PermissionException, duckdb.InvalidInputException) as error:
         if not _SEALED.search(str(error)):
             raise QueryError(explain(error, *roots)) from error

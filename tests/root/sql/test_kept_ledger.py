@@ -23,10 +23,24 @@ def plan(root: Root, attempt: object, step: int, advantages: list[float] | None 
     """Write a step of one rollout."""
     schema = arrow_schema("batches")
     row = {
-        "attempt_id": attempt.attempt_id, "step": step, "batch_index": 0, "rollout_id": f"r{step}", "lag": 0,
-        "group_id": "g", "env_name": "moar_cats", "policy_version": 0, "trainer_version": 0, "file": "f",
-        "row_group": 0, "row": 0, "prompt_length": 1, "response_length": 1, "weight": 1.0, "used": True,
-        "advantage": step / 2, "token_advantages": advantages,
+        "attempt_id": attempt.attempt_id,
+        "step": step,
+        "batch_index": 0,
+        "rollout_id": f"r{step}",
+        "lag": 0,
+        "group_id": "g",
+        "env_name": "moar_cats",
+        "policy_version": 0,
+        "trainer_version": 0,
+        "file": "f",
+        "row_group": 0,
+        "row": 0,
+        "prompt_length": 1,
+        "response_length": 1,
+        "weight": 1.0,
+        "used": True,
+        "advantage": step / 2,
+        "token_advantages": advantages,
     }
     write_ledger(root, attempt, step, pa.Table.from_pylist([row], schema))
 
@@ -69,7 +83,7 @@ def test_a_ledger_that_cant_be_read_fails_the_queries_that_read_it_and_no_other(
     Path(root.at(name)).write_bytes(b"torn")
     con = ludic.connect(root, sealed=True)
     renew(con)
-    with pytest.raises(Exception, match="torn|parquet|magic"):
+    with pytest.raises(Exception, match=r"torn|parquet|magic"):
         con.sql(ROWS).fetchall()
     assert con.sql("select count(*) from rollouts").fetchall() == [(0,)]
     Path(root.at(name)).write_bytes(whole)

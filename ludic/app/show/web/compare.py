@@ -1,7 +1,7 @@
 """The page of two rollouts side by side: their numbers, and where their texts differ or their tokens in colours."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -51,7 +51,12 @@ def compare(request: PageRequest) -> Answer:
     color = colour_of(request, "none")
     with_stats = color in ("advantage", "ratio")
     first_found = request.data.find(request.required("a"), trained=with_stats)
-    found = [first_found, request.data.find(request.required("b"), trained=with_stats, near=first_found)]
+    other_id = request.required("b")
+    found = [
+        first_found,
+        (None if with_stats else _sibling(first_found, other_id))
+        or request.data.find(other_id, trained=with_stats, near=first_found),
+    ]
     rows = [with_messages(each.rows[0], request.data.token_reader) for each in found]
     num_common = _num_common(*(row["messages"] for row in rows))
     longest = max(len(row["messages"]) for row in rows) - num_common
@@ -73,6 +78,12 @@ def compare(request: PageRequest) -> Answer:
 
 
 _SHOWN = ("none", "logprob", "advantage", "ratio", "mask")
+
+
+def _sibling(found: Lookup, rollout_id: str) -> Lookup | None:
+    """Return a rollout of the same group, which has been read with it; None if it is of another group."""
+    rows = [row for row in found.group if row["rollout_id"] == rollout_id]
+    return replace(found, rows=rows, records=()) if rows else None
 
 
 def _num_common(a: Sequence[Any], b: Sequence[Any]) -> int:

@@ -95,13 +95,20 @@ def show_examples(request: PageRequest) -> Answer:
 
 @page("groups", "groups", menu=50)
 def show_groups(request: PageRequest) -> Answer:
-    """The groups: rollouts of one example that share a baseline."""
-    listing = groups(**_scope(request, "version", "env", "env_name"))
+    """The groups: rollouts of one example that share a baseline. Of the newest version, unless the address says."""
+    scope = _scope(request, "version", "env", "env_name")
+    of_all = request.query.get("versions") == "all"
+    if not of_all and "version" not in scope:
+        newest = request.data.ask_rows("select max(version) as version from rollouts", {})[0]["version"]
+        scope |= {} if newest is None else {"version": newest}
+    listing = groups(**scope)
+    others = {} if of_all else {"of all versions": request.here(versions="all", version=None, **_FIRST)}
 
     def here(row: Row) -> str:
         return request.link("group", id=row["group_id"])
 
-    return _listed(request, listing, {"group_id": here, "prompt": here})
+    title = "groups" if of_all else f"groups of version {scope.get('version', 0)}"
+    return _listed(request, listing, {"group_id": here, "prompt": here}, others=others, title=title)
 
 
 @page("rollouts", "rollouts", menu=60)
@@ -176,6 +183,7 @@ def _listed(
     titles: Mapping[str, str] | None = None,
     others: Mapping[str, str] | None = None,
     can_search: bool = False,
+    title: str = "",
 ) -> Answer:
     """Return the page of a list. columns: shown, also those that are read for the rows of the page alone.
 
@@ -219,8 +227,8 @@ def _listed(
         "names": listing.stored,
         "kept": {name: value for name, value in request.query.items() if name not in ("where", "search", "first")},
     }
-    title = request.page.title + (" of evaluations" if listing.table == "evals" else "")
-    return Answer("list.html.j2", values, title=title, tables=[table], status=400 if problem else 200)
+    named = title or request.page.title + (" of evaluations" if listing.table == "evals" else "")
+    return Answer("list.html.j2", values, title=named, tables=[table], status=400 if problem else 200)
 
 
 def _rows(
@@ -230,7 +238,7 @@ def _rows(
     data = request.data
     query = listing.query(where, order, num_rows, more="count(*) over () as num_listed", offset=first)
     try:
-        rows = data.ask(query, listing.params).to_dicts()
+        rows = data.ask_rows(query, listing.params)
         total = rows[0]["num_listed"] if rows else data.count(listing, where) if first else 0
     except QueryError as error:
         return [], 0, one_line(error)

@@ -17,7 +17,7 @@ from ludic.root.rows import metrics_file_names
 @page("overview", "overview", menu=10)
 def overview(request: PageRequest) -> Answer:
     """What there is, and places for what the script reads."""
-    (counts,) = request.data.ask(_COUNTS, {}).to_dicts()
+    (counts,) = request.data.ask_rows(_COUNTS, {})
     values = {"counts": counts, "by": request.query.get("by", ""), "notices": request.site.notices()}
     return Answer("overview.html.j2", values)
 
