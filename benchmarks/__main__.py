@@ -17,6 +17,7 @@ from benchmarks import (
     one_rank,
     package,
     packing,
+    pages,
     plan,
     planner,
     point_read,
@@ -63,6 +64,7 @@ BENCHMARKS = (
     in_flight,
     weights,
     viewer,
+    pages,
     report,
     intervals,
 )

@@ -122,9 +122,8 @@ def queries(site: Site) -> Mapping[str, Mapping[str, str]]:
             "group": {"id": row["group_id"]},
             "example": {"env": row["env_name"], "id": row["env_example_id"]},
             "compare": {"a": row["rollout_id"], "b": other["rollout_id"]},
-            **dict.fromkeys(("rollout", "response", "calls", "episode"), of_rollout),
             "text": {**of_rollout, "name": "message-0"},
-        }.get(name, {})
+        }.get(name, of_rollout)
         for name, page in PAGES.items()
         if page.of_run and not page.posts and name not in _WITHOUT
     }

@@ -31,6 +31,7 @@ FORCED = [
 ]
 INTERMEDIATE = {
     ("ludic/app/show/watch.py", "live_panel"): "open_view and watch choose it on a terminal alone",
+    ("ludic/app/show/status.py", "_text_of"): "returns text",
     ("ludic/base/results.py", "to_html"): "its codes become HTML",
     ("ludic/base/results.py", "__repr__"): "returns text",
 }

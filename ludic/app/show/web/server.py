@@ -59,6 +59,7 @@ async def _serve(site: Site, listener: socket.socket, options: ViewOptions) -> N
         log_config=None,
         log_level=logging.WARNING,
         server_header=False,
+        ws="none",
         timeout_graceful_shutdown=1,
     )
     await _Server(config, stopping).serve(sockets=[listener])

@@ -35,8 +35,10 @@ class Plot {
   }
 
   toggle() {
+    const zoom = this.isZoomed ? { ...this.chart.scales.x } : null;
     this.isLog = !this.isLog;
     this.draw();
+    if (zoom) this.chart.setScale("x", { min: zoom.min, max: zoom.max });
   }
 
   // Draw other numbers of the same figure; keeps the zoom if the lines are the same.
