@@ -154,7 +154,7 @@ _MOST_COLUMNS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RunTable:
+class RunComparison:
     """Runs side by side; the first one is the baseline."""
 
     labels: Mapping[str, str]
@@ -398,9 +398,9 @@ def make_table(
     window: int,
     env: Sequence[str],
     confidence: float,
-) -> RunTable:
+) -> RunComparison:
     """Return the table of runs. compared: their evaluations."""
-    return RunTable(
+    return RunComparison(
         labels=runs.labels,
         differing=runs.differing,
         runs=list(_rows_of_runs(runs)),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from ludic.app.show.comparison import RunTable, varying
+from ludic.app.show.comparison import RunComparison, varying
 from ludic.base import NOT_ESTIMATED, TOO_FEW, Frame, Part, Result, Sentence, number, plural, to_frame
 from ludic.eval import (
     ESTIMAND,
@@ -101,7 +101,7 @@ class Comparison(Result):
     difference: float
     """The difference to detect."""
     confidence: float
-    runs: RunTable | None = None
+    runs: RunComparison | None = None
     """The table of whole runs; None for a comparison of versions."""
     page: str | None = None
     """File of the report of the runs; None if none was written."""

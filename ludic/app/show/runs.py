@@ -21,7 +21,6 @@ from typing import Any, Literal, TypeVar
 
 import fsspec
 
-from ludic.app.show.watch import steps_that_count
 from ludic.base import is_url, left_out
 from ludic.errors import ConfigError, LudicError, MissingRootError, SchemaError, one_line, unknown_name
 from ludic.eval import comparable_options
@@ -39,7 +38,7 @@ from ludic.root import (
     read_attempt,
     read_lease,
 )
-from ludic.root.rows import metrics_file_names, read_metrics
+from ludic.root.rows import metrics_file_names, read_metrics, steps_that_count
 from ludic.root.storage import Storage
 from ludic.run import NOT_ASKED_IF_NONE, run_of
 from ludic.settings import settings_of

@@ -41,6 +41,7 @@ from ludic.root.catalogue import (
     Table,
     UuidName,
 )
+from ludic.root.json_records import CheckpointId
 from ludic.root.root import Root
 from ludic.root.rows.files import check_worker_id
 from ludic.root.rows.parquet import (
@@ -312,6 +313,15 @@ def read_metrics(root: Root, name: str, columns: Sequence[str]) -> list[Row]:
     fields = pa.schema([arrow_schema(METRICS.table).field(column) for column in wanted])
     rows = as_schema(table, fields, where).to_pylist()
     return [row for row in rows if row["run_id"] == root.run_id]
+
+
+def steps_that_count(rows: Mapping[CheckpointId, Row]) -> list[Row]:
+    """Return rows in order of steps, without steps that a later attempt has trained again."""
+    kept: list[Row] = []
+    for (_, step), row in sorted(rows.items(), reverse=True):
+        if not kept or step < kept[-1]["step"]:
+            kept.append(row)
+    return kept[::-1]
 
 
 # --- scores/ --------------------------------------------------------------------------------------------------
