@@ -38,7 +38,7 @@ At = Literal["step", "tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Progress:
+class RunProgress:
     """Steps of a run, without those that a later attempt has replaced. S = its steps."""
 
     steps: np.ndarray
@@ -66,14 +66,14 @@ Window = tuple[int, int]
 """First and last step over which a reward is averaged."""
 
 
-def read_progress(con: duckdb.DuckDBPyConnection, root: Root) -> Progress:
+def read_progress(con: duckdb.DuckDBPyConnection, root: Root) -> RunProgress:
     """Return the steps of a run."""
     rows = ask_table(con, root, figure("progress"))
     tokens = np.cumsum(rows["num_tokens"].to_numpy(), dtype=np.int64)
-    return Progress(steps=rows["step"].to_numpy().astype(np.int64), tokens=tokens)
+    return RunProgress(steps=rows["step"].to_numpy().astype(np.int64), tokens=tokens)
 
 
-def common_amounts(runs: Sequence[Progress]) -> dict[At, int]:
+def common_amounts(runs: Sequence[RunProgress]) -> dict[At, int]:
     """Return the largest step and number of trained tokens that all runs have reached, without those that have none."""
     steps = [run.last_step for run in runs if run.last_step is not None]
     tokens = [run.num_tokens for run in runs if run.num_tokens]

@@ -23,7 +23,7 @@ from ludic.eval import (
     FEWEST_EXAMPLES,
     FEWEST_RUNS,
     Compared,
-    Progress,
+    RunProgress,
     common_amounts,
     comparable_name,
     read_progress,
@@ -322,7 +322,7 @@ class Runs:
     summaries: Sequence[RunSummary]
     roots: Mapping[str, Root]
     """By the runs' labels, as below."""
-    progress: Mapping[str, Progress]
+    progress: Mapping[str, RunProgress]
     differing: Sequence[Row]
     groups: Mapping[str, Sequence[str]]
     """Labels of the runs of each group, the baseline's first; without groups each run is one."""

@@ -40,7 +40,7 @@ from ludic.root import (
 )
 from ludic.root.rows import metrics_file_names, read_metrics, steps_that_count
 from ludic.root.storage import Storage
-from ludic.run import NOT_ASKED_IF_NONE, run_of
+from ludic.run import FREE_IF_NONE, run_of
 from ludic.settings import settings_of
 from ludic.training import TrainConfig
 
@@ -372,7 +372,7 @@ def _differing(summaries: Sequence[RunSummary]) -> Iterator[str]:
     recorded = [each for each in summaries if _OTHER in each.settings]
     for name in dict.fromkeys(name for each in summaries for name in each.settings if name not in _OF_BRANCHES):
         having = [each for each in summaries if name in each.settings and not (each.parent and name == "model")]
-        if name in NOT_ASKED_IF_NONE:
+        if name in FREE_IF_NONE:
             having = [each for each in having if each.settings[name] is not None]
         is_left_out = 0 < sum(name in each.settings for each in recorded) < len(recorded)
         if is_left_out or len({comparable(each, name) for each in having}) > 1:

@@ -9,17 +9,17 @@ from typing import Any
 from ludic.app.show.data import RunData
 from ludic.app.show.figures import FigureData, figure_names, read_figure, read_figures
 from ludic.app.show.status import as_texts
-from ludic.app.show.web.pages import Answer, Json, PageRequest, Table, page
+from ludic.app.show.web.pages import JsonAnswer, PageAnswer, PageRequest, PageTable, page
 from ludic.app.show.web.site import Site
 from ludic.root.rows import metrics_file_names
 
 
 @page("overview", "overview", menu=10)
-def overview(request: PageRequest) -> Answer:
+def overview(request: PageRequest) -> PageAnswer:
     """What there is, and places for what the script reads."""
     (counts,) = request.data.ask_rows(_COUNTS, {})
     values = {"counts": counts, "by": request.query.get("by", ""), "notices": request.site.notices()}
-    return Answer("overview.html.j2", values)
+    return PageAnswer("overview.html.j2", values)
 
 
 _COUNTS = """
@@ -31,12 +31,12 @@ select
 
 
 @page("state", "state")
-def state(request: PageRequest) -> Json:
+def state(request: PageRequest) -> JsonAnswer:
     """The state of the run, as `ludic watch` shows it."""
     status = request.data.status()
     lines, tables = as_texts(status)
     facts, more = ([line for line in lines if (line[0] in _FIRST) is is_first] for is_first in (True, False))
-    return Json({"facts": facts, "more": more, "tables": tables, "unreadable": list(status.unreadable)})
+    return JsonAnswer({"facts": facts, "more": more, "tables": tables, "unreadable": list(status.unreadable)})
 
 
 _FIRST = ("trainer", "step", "balance", "dropped")
@@ -44,11 +44,11 @@ _FIRST = ("trainer", "step", "balance", "dropped")
 
 
 @page("figures", "figures")
-def figures(request: PageRequest) -> Json:
+def figures(request: PageRequest) -> JsonAnswer:
     """All curves of steps, and the warnings."""
     by = request.query.get("by") or None
     found, warnings = _of_steps(request.site, request.label, request.data, by)
-    return Json({"figures": _linked(request, found, by), "warnings": warnings})
+    return JsonAnswer({"figures": _linked(request, found, by), "warnings": warnings})
 
 
 def _of_steps(site: Site, label: str, data: RunData, by: str | None) -> tuple[list[FigureData], list[str]]:
@@ -72,7 +72,7 @@ def _linked(request: PageRequest, found: list[FigureData], by: str | None = None
 
 
 @page("figure", "figure")
-def one_figure(request: PageRequest) -> Answer:
+def one_figure(request: PageRequest) -> PageAnswer:
     """One curve, and the table of its numbers."""
     name, by = request.required("name"), request.query.get("by") or None
     with request.data.reading() as con:
@@ -83,6 +83,6 @@ def one_figure(request: PageRequest) -> Answer:
         {data.x_name: x, **{name: each["values"][index] for name, each in zip(names, values["series"], strict=True)}}
         for index, x in enumerate(values["x"])
     ]
-    table = Table(name="numbers", rows=rows, columns=[data.x_name, *names])
+    table = PageTable(name="numbers", rows=rows, columns=[data.x_name, *names])
     shown = {"figure": values, "table": table, "names": figure_names()}
-    return Answer("figure.html.j2", shown, title=data.title, tables=[table])
+    return PageAnswer("figure.html.j2", shown, title=data.title, tables=[table])

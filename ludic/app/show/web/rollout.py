@@ -26,7 +26,7 @@ from ludic.app.show.web.conversation import (
     shown_text,
 )
 from ludic.app.show.web.episode import agents_table, turns_table
-from ludic.app.show.web.pages import Answer, PageRequest, Redirect, Table, page
+from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, Redirect, page
 from ludic.app.show.web.texts import CHARACTERS_A_PAGE, page_of, texts_of
 from ludic.app.show.web.tokens import TOKENS_A_PAGE, advantage_scale, coloured, legend, own_advantage, read_tokens
 from ludic.base import cell, number, plural
@@ -42,7 +42,7 @@ _MOST_NOTE_CHARACTERS = 10_000
 
 
 @page("rollout", "Rollout")
-def rollout(request: PageRequest) -> Answer:
+def rollout(request: PageRequest) -> PageAnswer:
     """Everything about one rollout."""
     color = colour_of(request, "logprob")
     found = request.data.find(request.required("id"), trained=color in ("advantage", "ratio"))
@@ -73,7 +73,7 @@ def rollout(request: PageRequest) -> Answer:
         "example_href": _example(request, row),
     }
     tables += [table for table in (agents, turns) if table is not None]
-    return Answer("rollout.html.j2", values, title=f"Rollout …{row['rollout_id'][-_ID_DIGITS:]}", tables=tables)
+    return PageAnswer("rollout.html.j2", values, title=f"Rollout …{row['rollout_id'][-_ID_DIGITS:]}", tables=tables)
 
 
 def colour_of(request: PageRequest, default: Color) -> Color:
@@ -173,7 +173,7 @@ def read_page_of_tokens(request: PageRequest, row: dict[str, Any]) -> tuple[int,
 
 
 @page("response", "Response")
-def response(request: PageRequest) -> Answer:
+def response(request: PageRequest) -> PageAnswer:
     """The tokens of a response as a table."""
     found = request.data.find(request.required("id"))
     row = found.rows[0]
@@ -181,7 +181,7 @@ def response(request: PageRequest) -> Answer:
     first, some = read_page_of_tokens(request, row)
     advantage = found.uses[0]["advantage"] if found.uses else None
     rows = [_token_row(index, token, advantage) for index, token in enumerate(some, start=first)]
-    table = Table(name="response", rows=rows, columns=list(rows[0]) if rows else ["index"])
+    table = PageTable(name="response", rows=rows, columns=list(rows[0]) if rows else ["index"])
     values = {
         "rows": table,
         "length": length,
@@ -189,7 +189,7 @@ def response(request: PageRequest) -> Answer:
         "back": request.link("rollout", id=row["rollout_id"]),
     }
     title = f"Tokens of rollout …{row['rollout_id'][-_ID_DIGITS:]}"
-    return Answer("response.html.j2", values, title=title, tables=[table])
+    return PageAnswer("response.html.j2", values, title=title, tables=[table])
 
 
 def _token_row(index: int, token: TokenRow, advantage: float | None) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def _token_row(index: int, token: TokenRow, advantage: float | None) -> dict[str
 
 
 @page("text", "Text")
-def text(request: PageRequest) -> Answer:
+def text(request: PageRequest) -> PageAnswer:
     """One text of a rollout, some characters a page."""
     name = request.required("name")
     found = request.data.find(request.required("id"), trained=False)
@@ -220,18 +220,18 @@ def text(request: PageRequest) -> Answer:
     if name not in texts:
         raise UnknownIdError(f"rollout {row['rollout_id']} has no text {name!r}")
     part = page_of(texts[name], request.whole_number("start", 0))
-    whole = Table(name="text", rows=[{"text": texts[name]}], columns=("text",))
+    whole = PageTable(name="text", rows=[{"text": texts[name]}], columns=("text",))
     values = {
         "part": part,
         "pages": page_links(request, "start", part.length, CHARACTERS_A_PAGE),
         "back": request.link("rollout", id=row["rollout_id"]),
     }
     title = f"{name.replace('-', ' ')} of rollout …{row['rollout_id'][-_ID_DIGITS:]}"
-    return Answer("text.html.j2", values, title=title, tables=[whole])
+    return PageAnswer("text.html.j2", values, title=title, tables=[whole])
 
 
 @page("calls", "Tool calls")
-def calls(request: PageRequest) -> Answer:
+def calls(request: PageRequest) -> PageAnswer:
     """All tool calls of a message."""
     found = request.data.find(request.required("id"), trained=False)
     row = found.rows[0]
@@ -248,10 +248,10 @@ def calls(request: PageRequest) -> Answer:
         )
         for name in ("arguments", "result", "error")
     }
-    table = Table(name="calls", rows=rows, columns=("call", "name", "arguments", "result", "error"), links=links)
+    table = PageTable(name="calls", rows=rows, columns=("call", "name", "arguments", "result", "error"), links=links)
     values = {"table": table, "back": request.link("rollout", id=row["rollout_id"])}
     title = f"Tool calls of message {index} of rollout …{row['rollout_id'][-_ID_DIGITS:]}"
-    return Answer("table.html.j2", values, title=title, tables=[table])
+    return PageAnswer("table.html.j2", values, title=title, tables=[table])
 
 
 # --- Labels ----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Any
 from ludic.app.show.figures import FigureData, overlay
 from ludic.app.show.runs import groups_by
 from ludic.app.show.web.overview import curves_of
-from ludic.app.show.web.pages import Answer, Json, PageRequest, Table, page
+from ludic.app.show.web.pages import JsonAnswer, PageAnswer, PageRequest, PageTable, page
 from ludic.base import Frame
 from ludic.errors import ConfigError
 
@@ -16,13 +16,13 @@ _SEEDS = "seed"
 
 
 @page("runs", "runs", of_run=False)
-def show_runs(request: PageRequest) -> Answer:
+def show_runs(request: PageRequest) -> PageAnswer:
     """The runs below the folder; chosen ones are drawn over each other."""
     found = request.site.table()
     frames = [part for part in found.parts() if isinstance(part, Frame)]
     labels = {each.url: each.label for each in found.runs}
     links = {"run": lambda row: request.site.link(labels[row["url"]], "overview", {})}
-    tables = [Table.of(frame, links) for frame in frames]
+    tables = [PageTable.of(frame, links) for frame in frames]
     values = {
         "found": found,
         "table": tables[0] if tables else None,
@@ -30,28 +30,28 @@ def show_runs(request: PageRequest) -> Answer:
         "problems": {each.label: each.problem for each in found.runs if each.problem},
         "settings": found.differing,
     }
-    return Answer("runs.html.j2", values, title=f"runs below {found.folder}", tables=tables)
+    return PageAnswer("runs.html.j2", values, title=f"runs below {found.folder}", tables=tables)
 
 
 @page("curves", "curves", of_run=False)
-def curves(request: PageRequest) -> Answer:
+def curves(request: PageRequest) -> PageAnswer:
     """A place for the curves of chosen runs, which the script reads."""
     labels, by = _chosen(request), request.query.get("by", "")
     settings = request.site.table().differing
     source = request.link("overlaid", run=labels, by=by)
-    return Answer(
+    return PageAnswer(
         "curves.html.j2", {"labels": labels, "by": by, "settings": settings, "source": source, "seeds": _SEEDS}
     )
 
 
 @page("overlaid", "overlaid", of_run=False)
-def overlaid(request: PageRequest) -> Json:
+def overlaid(request: PageRequest) -> JsonAnswer:
     """The curves of the chosen runs. by: a setting whose equal values make a group, or seed."""
     labels, by = _chosen(request), request.query.get("by", "")
     runs = [each for each in request.site.table().runs if each.label in labels]
     groups = groups_by(runs, None if by == _SEEDS else by) if by else None
     found = {label: curves_of(request.site, label, request.open(label)) for label in labels}
-    return Json({"figures": [data.to_json() for data in _overlaid(found, groups)]})
+    return JsonAnswer({"figures": [data.to_json() for data in _overlaid(found, groups)]})
 
 
 def _overlaid(found: dict[str, list[FigureData]], groups: dict[str, str] | None) -> list[FigureData]:
