@@ -247,12 +247,13 @@ def rollouts(
     """
     named = title or ", ".join(f"{name} {value}" for name, value in equal.items())
     training = _joined("newest_uses") if with_training else ""
+    texts, others = _LAST_COLUMNS[: len(TEXTS) + 1], _LAST_COLUMNS[len(TEXTS) + 1 :]
     values = "".join(f"{value_of_example(key)} as {quote_name(key)}, " for key in keys)
     return Listing(
         title=f"{table} of {named}" if named else f"all {table}",
         kind="rollout",
         relation=f"select *, {values}{_END} from {table}\n{_joined('marks')}{training}where {_scope(equal)}",  # noqa: S608
-        columns=(*_FIRST_COLUMNS, *(_TRAINING_COLUMNS if with_training else ()), *_LAST_COLUMNS, *keys[:_SHOWN_KEYS]),
+        columns=(*_FIRST_COLUMNS, *(_TRAINING_COLUMNS if with_training else ()), *texts, *keys[:_SHOWN_KEYS], *others),
         kept=_KEPT + (_TRAINING_COLUMNS if with_training else ()),
         order=Order("created_at"),
         params=equal,

@@ -34,7 +34,7 @@ function apart(low, high) {
 function roomy(least, most) {
   const [low, high] = apart(least, most);
   const room = 0.1 * (high - low);
-  return [least >= 0 && low - room < 0 ? 0 : low - room, most <= 0 && high + room > 0 ? 0 : high + room];
+  return [least >= 0 && low - room < 0 ? 0 : low - room, most <= 0 && least < 0 && high + room > 0 ? 0 : high + room];
 }
 
 function decades(least, most) {
@@ -121,7 +121,6 @@ class Plot {
     const left = this.isLog ? this.data.series.flatMap((each) => each.values).filter((it) => it !== null && it <= 0) : [];
     const notes = [...this.data.notes];
     if (left.length) notes.push(`${left.length} values at or below 0 are not on a log axis.`);
-    if (this.data.marks.some((mark) => mark.colour !== null)) notes.push("A dashed vertical line: a warning of the run of that colour begins.");
     this.notes.replaceChildren(...notes.map((text) => element("p", { textContent: text })));
   }
 
@@ -234,6 +233,7 @@ class Plot {
     context.textAlign = "left";
     context.textBaseline = "alphabetic";
     context.setLineDash([gap, gap]);
+    context.globalAlpha = 0.8;
     for (const mark of [...this.data.marks].sort((a, b) => a.x - b.x)) {
       const x = chart.valToPos(mark.x, "x", true);
       if (x < left || x > left + width) continue;
@@ -348,11 +348,20 @@ function sendByKey(form) {
   });
 }
 
+// --- A box that checks all boxes of its form -------------------------------------------------------------------------
+
+function checkAll(box) {
+  const others = [...box.form.elements].filter((each) => each.name === box.dataset.all);
+  box.hidden = false;
+  box.addEventListener("change", () => others.forEach((each) => (each.checked = box.checked)));
+}
+
 // --- Begin -----------------------------------------------------------------------------------------------------------
 
 document.querySelectorAll("[data-figures]").forEach(showFigures);
 document.querySelectorAll("[data-state]").forEach(showState);
 document.querySelectorAll("[data-query]").forEach(sendByKey);
+document.querySelectorAll("[data-all]").forEach(checkAll);
 for (const place of document.querySelectorAll("[data-figure]")) {
   const data = JSON.parse(place.dataset.figure);
   const plot = new Plot(data);
