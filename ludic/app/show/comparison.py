@@ -195,6 +195,16 @@ class RunComparison:
         for note in self.notes:
             yield Sentence(note, style="dim")
 
+    def highest(self) -> str:
+        """Say which run, or group of runs, has the highest training reward at equal steps."""
+        rows = [row for row in self.rewards if row["at"] == "step" and row["estimate"] is not None]
+        if not rows:
+            return "no rewards to compare"
+        best = max(rows, key=lambda row: row["estimate"])
+        of = "" if best["low"] is None else f" ({number(best['low'], 3)} to {number(best['high'], 3)})"
+        name = best["run"] if "run" in best else best["group"]
+        return f"highest reward up to step {best['amount']:,}: {name}, {number(best['estimate'], 3)}{of}"
+
     @property
     def _title(self) -> dict[str, str]:
         return {} if self.by is None else {"group": self.by}
@@ -344,7 +354,7 @@ class Runs:
         groups = {label: [label] for label in named}
         notes: list[str] = []
         if by is not None:
-            groups = _groups(summaries, by)
+            groups = group_runs(summaries, by)
             notes = list(_notes_of_groups(groups, by, [*named], differences))
         return cls(
             summaries=summaries,
@@ -362,7 +372,7 @@ class Runs:
         return {root.url: label for label, root in self.roots.items()}
 
 
-def _groups(summaries: Sequence[RunSummary], by: str) -> dict[str, list[str]]:
+def group_runs(summaries: Sequence[RunSummary], by: str) -> dict[str, list[str]]:
     """Return the labels of the runs of each group: equal in a setting, and in all that is learned but the seed.
 
     Runs that are equal in the setting alone are groups of their own, named by all settings in which they differ.

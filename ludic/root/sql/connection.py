@@ -90,6 +90,8 @@ def _refuse_different_columns(roots: Sequence[Root]) -> None:
 
 _QUERY_WORDS = ("select", "from", "with", "pivot", "unpivot", "values", "describe", "show", "summarize", "(")
 _LEADING_COMMENTS = re.compile(r"(\s+|--[^\n]*(\n|$)|/\*.*?\*/)*", re.DOTALL)
+_WRITING_WORD = re.compile(r"\b(insert|update|delete|copy|merge)\b", re.IGNORECASE)
+_WRITING_PART = re.compile(r'"type":"(?!SELECT_)[A-Z]+_QUERY_NODE"')  # JSON escapes the quotes of a text
 _EXPLAIN = re.compile(r"explain(\s*\([^)]*\)|\s+analyze\b)?", re.IGNORECASE)
 
 _ledgers: WeakKeyDictionary[duckdb.DuckDBPyConnection, list[KeptLedger]] = WeakKeyDictionary()
@@ -170,9 +172,11 @@ def check_only_reads(con: duckdb.DuckDBPyConnection, sql: str) -> None:
     """Raise QueryError for a statement that is not a query. Raises duckdb.Error for text that is not SQL."""
     for statement in con.extract_statements(sql):
         if not _is_query(con, statement):
+            is_select = statement.type == duckdb.StatementType.SELECT
+            found = "SELECT with a part that writes" if is_select else statement.type.name
             raise QueryError(
-                f"{statement.type.name} is not a query; wanted SELECT, FROM, WITH, PIVOT, DESCRIBE, SHOW, SUMMARIZE or "
-                "EXPLAIN of one of these"
+                f"{found} is not a query; wanted SELECT, FROM, WITH, PIVOT, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN of "
+                "one of these"
             )
 
 
@@ -187,7 +191,17 @@ def _is_query(con: duckdb.DuckDBPyConnection, statement: duckdb.Statement) -> bo
         return all(_is_query(con, inner) for inner in explained)
     # PIVOT becomes several statements, also inside of a COPY.
     is_pivot = statement.type == duckdb.StatementType.MULTI and text.lower().startswith(_QUERY_WORDS)
-    return is_pivot or statement.type == duckdb.StatementType.SELECT
+    return (is_pivot or statement.type == duckdb.StatementType.SELECT) and not _writes(con, text)
+
+
+def _writes(con: duckdb.DuckDBPyConnection, query: str) -> bool:
+    """Return whether a query has a part that writes, such as `with x as (copy ... to ...) from x`."""
+    if not _WRITING_WORD.search(query):
+        return False
+    # DuckDB's own parser says it: another one would read strings, comments and spaces in another way.
+    [(tree,)] = con.execute("select json_serialize_sql($query)", {"query": query}).fetchall()
+    is_known = tree.startswith('{"error":false')  # PIVOT has no tree
+    return _WRITING_PART.search(tree) is not None if is_known else query.lower().startswith("with")
 
 
 def refresh(con: duckdb.DuckDBPyConnection) -> None:

@@ -93,6 +93,10 @@ def _guarded(con: duckdb.DuckDBPyConnection, roots: Sequence[Root], query: str, 
         ) from error
     except (duckdb.Error, pa.ArrowException) as error:
         raise QueryError(explain(error, *roots)) from error
+    except OSError as error:
+        if error.errno is not None:  # of a file or a pipe that the rows are written to
+            raise
+        raise QueryError(explain(error, *roots)) from error  # of Arrow, such as for a batch of more than 2 GB of text
 
 
 def _check_only_reads(con: duckdb.DuckDBPyConnection, query: str) -> None:

@@ -220,6 +220,10 @@ OUTSIDE = {
     "an analysis with options": "explain (analyze) copy (select 1) to '{root}/made.csv'",
     "a prepared copy": "prepare x as copy (select 1) to '{root}/made.csv'; execute x",
     "a database in the run": "attach '{root}/made.csv' as z; create table z.t as select 1",
+    "a copy within a query": "with x as (/**/copy (select E'\\'') to '{root}/made.csv') select * from x",
+    "a copy within a pivot": "with x as (copy (select 1) to '{root}/made.csv') pivot x on Count",
+    "an analysis of a copy within a query": "explain analyze with x as (copy (select 1) to '{root}/made.csv') from x",
+    "a deletion within a query": "with x as (delete from roots returning root) from x",
     "a copy of a pivot": "copy (pivot rollouts on env_name using count(*)) to '{root}/made.csv'",
 }
 
@@ -242,6 +246,7 @@ def test_a_query_neither_reads_nor_writes_outside_of_the_run(ludic, trained: Roo
     [
         "-- how many?\nfrom rollouts select count(*)",
         "with counts as (select count(*) from rollouts) from counts",
+        "with copy(delete) as (select '(insert') select (delete) as update from copy",
         "pivot rollouts on env_name using count(*)",
         "from (pivot rollouts on env_name using count(*))",
         "describe rollouts",

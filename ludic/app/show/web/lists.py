@@ -4,6 +4,7 @@ A list's address holds its scope (env_name=..., version=...), the user's predica
 A predicate or an order that fails is shown beside its box.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ _SCOPES: Mapping[str, Callable[[str], Any]] = {
 """Columns that an address may fix to a value, and how the value is read."""
 _HINTS = ("correct", "not correct and episode_reward > 0", "error is not null", "incomplete_completion")
 """Predicates over rollouts that people often ask for."""
+_KEYS_S = 30.0
+"""Seconds after which the columns of the data set are looked up again."""
 _COMPONENTS = "components"
 """Column of the reward's components, which is read for the rows of a page, as texts are."""
 _HIDDEN = ("rollout_id", "version")
@@ -117,7 +120,8 @@ def show_rollouts(request: PageRequest) -> PageAnswer:
     """The rollouts, or those of evaluations, with their texts and rewards."""
     table = _table(request)
     with_training = table == "rollouts" and request.query.get("training") == "1"
-    listing = rollouts(table, with_training=with_training, **_scope(request, *_SCOPES))
+    keys = request.kept(f"keys of {table}", int(time.monotonic() // _KEYS_S), lambda: request.data.keys(table))
+    listing = rollouts(table, with_training=with_training, keys=keys, **_scope(request, *_SCOPES))
     if text := request.query.get("search", ""):
         listing = searched(listing, text)
 

@@ -4,10 +4,11 @@ The page itself reads almost nothing: its script asks for the state and the curv
 run has stored new metrics.
 """
 
+import time
 from typing import Any
 
 from ludic.app.show.data import RunData
-from ludic.app.show.figures import FigureData, figure_names, read_figure, read_figures
+from ludic.app.show.figures import ENVIRONMENT, FigureData, figure_names, read_figure, read_figures
 from ludic.app.show.status import as_texts
 from ludic.app.show.web.pages import JsonAnswer, PageAnswer, PageRequest, PageTable, page
 from ludic.app.show.web.site import Site
@@ -18,10 +19,18 @@ from ludic.root.rows import metrics_file_names
 def overview(request: PageRequest) -> PageAnswer:
     """What there is, and places for what the script reads."""
     (counts,) = request.data.ask_rows(_COUNTS, {})
-    values = {"counts": counts, "by": request.query.get("by", ""), "notices": request.site.notices()}
+    keys, columns = request.kept("columns", int(time.monotonic() // _COLUMNS_S), request.data.columns_to_group)
+    values = {
+        "counts": counts,
+        "by": request.query.get("by", ""),
+        "names": dict.fromkeys([*keys, ENVIRONMENT, *columns]),
+        "notices": request.site.notices(),
+    }
     return PageAnswer("overview.html.j2", values)
 
 
+_COLUMNS_S = 30.0
+"""Seconds after which the columns of the data set are looked up again."""
 _COUNTS = """
 select
     (select count(*) from rollouts) as rollouts,

@@ -1,7 +1,9 @@
 """Pages of one rollout: all that is known of it, its texts, calls and tokens one page at a time, and its labels."""
 
+import json
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, get_args
 
 from ludic.app.show.lookup import UnknownIdError
@@ -37,6 +39,8 @@ from ludic.run import is_recorded_run
 
 COLOURS: Sequence[Color] = get_args(Color)
 _ID_DIGITS = 12
+_MOST_COLUMNS, _LONGEST_VALUE = 40, 200
+"""Columns of the data set that are shown, and characters of one."""
 _MOST_MARK_CHARACTERS = 200
 _MOST_NOTE_CHARACTERS = 10_000
 
@@ -56,6 +60,7 @@ def rollout(request: PageRequest) -> PageAnswer:
         "row": row,
         "head": head_of(request, found),
         "best": best_sibling(found, row),
+        "columns": columns_of(request, row),
         "wanted": shown_text(request, row, "wanted", row["wanted"]),
         "error": shown_text(request, row, "error", row["error"]),
         "traceback": shown_text(request, row, "traceback", row["traceback"]),
@@ -108,6 +113,29 @@ def head_of(request: PageRequest, found: Lookup) -> list[Fact]:
         Fact("example", f"{row['env_name']} {row['env_example_id']}", _example(request, row)),
     ]
     return [fact for fact in facts if fact.text]
+
+
+def columns_of(request: PageRequest, row: dict[str, Any]) -> list[Fact]:
+    """Return the columns that the data set has for the example, cut; the last fact leads to their whole text."""
+    text = row["example_columns"]
+    if not text:
+        return []
+    try:
+        found = json.loads(text)
+    except ValueError:  # another program has written it
+        found = None
+    values = {str(name): _plain(value) for name, value in found.items()} if isinstance(found, dict) else {}
+    facts = [Fact(name, cell(value, _LONGEST_VALUE).plain) for name, value in islice(values.items(), _MOST_COLUMNS)]
+    if 0 < len(values) <= _MOST_COLUMNS and all(len(value) <= _LONGEST_VALUE for value in values.values()):
+        return facts
+    return [
+        *facts,
+        Fact("all of it", f"{len(text):,} characters", request.link("text", id=row["rollout_id"], name="columns")),
+    ]
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _example(request: PageRequest, row: dict[str, Any]) -> str:

@@ -15,7 +15,6 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
 from html import escape
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -115,13 +114,12 @@ class Guard:
         return None
 
     def _has_cookie(self, scope: Scope, headers: MutableMapping[str, str]) -> bool:
-        cookies: SimpleCookie = SimpleCookie()
-        try:
-            cookies.load(headers.get("cookie", ""))
-        except CookieError:
-            return False
-        found = cookies.get(self._cookie_name(scope))
-        return found is not None and hmac.compare_digest(found.value.encode(), self._cookie.encode())
+        # http.cookies drops all cookies if one is odd, and a browser sends those of all programs of this machine.
+        name = self._cookie_name(scope)
+        pairs = [each.strip().partition("=") for each in headers.get("cookie", "").split(";")]
+        return any(
+            given == name and hmac.compare_digest(value.encode(), self._cookie.encode()) for given, _, value in pairs
+        )
 
     @staticmethod
     def _cookie_name(scope: Scope) -> str:

@@ -95,6 +95,7 @@ def test_sql_is_plotted_within_limits_and_may_only_read(trained: Root, monkeypat
             "from read_csv('/etc/passwd')",
             "selec",
             "create table a as select 1",
+            "with a as (delete from roots returning root) from a",
         ):
             assert (ask(query).status, ask(query).rows) == (400, []), query
         monkeypatch.setattr(answering, "MOST_SECONDS", 0.2)
