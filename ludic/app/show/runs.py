@@ -159,13 +159,20 @@ def _entries(storage: Storage, name: str) -> tuple[list[str], list[str]]:
         return storage.entries(name)
     try:
         with os.scandir(f"{storage.path}/{name}") as entries:
-            found = [(entry.name, entry.is_dir()) for entry in entries]
+            found = [(entry.name, _is_folder(entry)) for entry in entries]
     except FileNotFoundError:  # deleted since its parent was listed
         return [], []
     except OSError as error:
         logger.warning("left out %s, which can't be listed: %s", f"{storage.url}/{name}", error.strerror)
         return [], []
     return [each for each, is_dir in found if not is_dir], [each for each, is_dir in found if is_dir]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or into a folder that may not be entered
+        return False
 
 
 def open_or_find(url: str) -> Root | list[str]:

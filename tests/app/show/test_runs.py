@@ -97,7 +97,7 @@ def test_a_link_leads_to_a_run_once_and_in_no_circle(tmp_path: Path, monkeypatch
     put_run(f"{tmp_path}/elsewhere/one", RunConfig(model="tiny", env=("moar_cats",)))
     folder = tmp_path / "runs"
     folder.mkdir()
-    for name, target in {"best": "elsewhere/one", "newest": "elsewhere/one", "up": "runs"}.items():
+    for name, target in {"best": "elsewhere/one", "newest": "elsewhere/one", "up": "runs", "self": "runs/self"}.items():
         (folder / name).symlink_to(tmp_path / target)
     assert find_runs(folder) == find_runs(f"{folder}/best") == [f"{folder}/best"]
     monkeypatch.chdir(folder)
