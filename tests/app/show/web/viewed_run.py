@@ -104,9 +104,7 @@ def _group(number: int, version: int, texts: Mapping[str, str]) -> RolloutGroup:
             request_index=(10 * version + number) * 4 + index,
             policy_version=version,
             wanted=texts.get("wanted", "21"),
-            example_columns=json.dumps(
-                {texts.get("wanted", "difficulty"): texts.get("answer", "hard"), "level": number}
-            ),
+            example_columns=json.dumps({texts.get("wanted", "difficulty"): "hard", "level": number}),
             correct=reward == 1.0,
         )
         for index, (answer, reward) in enumerate(ANSWERS)

@@ -21,7 +21,7 @@ function element(tag, properties, ...children) {
 
 const CLOSE = 1e-5; // an axis spans at least this share of its largest value, so that eight digits tell its ticks apart
 const TICK_DIGITS = 8;
-const LARGEST = 8e307; // twice as much is still a number
+const LARGEST = 7e307; // an axis from -LARGEST to LARGEST, with room around it, still has a length
 
 // The ends of an axis, apart from each other.
 function apart(low, high) {
