@@ -82,10 +82,14 @@ def main(quick: bool = False, rounds: int = 3, inspect: Path = Path(".venv/inspe
         root = make_run(folder / "run", num_files=1 if quick else 80, num_versions=1 if quick else 10)
         found = Found(root)
         programs: dict[str, Callable[[], Seconds]] = {"ludic in a shell": lambda: in_shell(root, found, quick)}
+        installed = others(folder, found, inspect)
         if not quick:
             print_table("peers: bytes on disk", ["", "MB", "of ludic's", "CPU s to make"], make_others(folder, inspect))
-            programs |= others(folder, found, inspect)
-        asked = {name: [ask() for _ in range(1 if quick else rounds)] for name, ask in programs.items()}
+            programs |= installed
+        asked: dict[str, list[Seconds]] = {name: [] for name in programs}
+        for _ in range(1 if quick else rounds):
+            for name, ask in programs.items():
+                asked[name].append(ask())
         rows = [[name, question, *_figures(each, question)] for name, each in asked.items() for question in _QUESTIONS]
         title = f"peers: {found.num_rows:,} samples, of which {found.num_wrong} are wrong with a high reward"
         print_table(title, ["", "question", "CPU s", "browser's CPU s"], rows)
@@ -347,7 +351,11 @@ def tree_seconds(process: psutil.Process) -> float:
 
 
 def _seconds_of(process: psutil.Process) -> float:
-    times: Any = process.cpu_times()
+    """Return the CPU seconds of a process and of those that it has waited for; 0 if it has ended meanwhile."""
+    try:
+        times: Any = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
     return float(times.user + times.system + times.children_user + times.children_system)
 
 
