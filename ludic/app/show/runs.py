@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -433,8 +434,15 @@ def comparable(summary: RunSummary, name: str) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     places = {summary.url} if is_url(summary.url) else {summary.url, str(Path(summary.url).absolute())} - {"."}
     for place in sorted(places, key=len, reverse=True):
-        text = text.replace(json.dumps(place)[1:-1], "ROOT")
+        text = _place_in(json.dumps(place)[1:-1]).sub("ROOT", text)
     return text
+
+
+@cache
+def _place_in(place: str) -> re.Pattern[str]:
+    """Return what finds a place in JSON text: as a whole path or its beginning, and a single word only in a path."""
+    found = rf"(?<![\w.-]){re.escape(place)}(?![\w.-])"
+    return re.compile(found if "/" in place else rf"(?<=/){found}|{found}(?=/)")
 
 
 def _renamed(values: Any, names: Mapping[str, str]) -> Any:
