@@ -38,8 +38,8 @@ function roomy(least, most) {
 }
 
 function decades(least, most) {
-  const [low, high] = [Math.floor(Math.log10(least)), Math.ceil(Math.log10(most))];
-  return [10 ** (low === high ? low - 1 : low) || 5e-324, Math.min(LARGEST, 10 ** high)];
+  const [low, high] = [Math.floor(Math.log10(least)), Math.ceil(Math.log10(most))].map((it) => Math.min(307, it));
+  return [10 ** (low === high ? low - 1 : low) || 5e-324, 10 ** high];
 }
 
 // A round step between ticks that leaves them some pixels of room. isWhole: it is a whole number.
