@@ -16,7 +16,7 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from ludic.app.show.runs import RunSummary, differing, find_runs, groups_by, setting_text, summarise
+from ludic.app.show.runs import RunSummary, differing, find_runs, group_runs, setting_text, summarise
 from ludic.base import NOT_ESTIMATED, Frame, Part, Sentence, number, plural
 from ludic.errors import ConfigError
 from ludic.eval import (
@@ -355,7 +355,7 @@ class Runs:
         notes: list[str] = []
         if by is not None:
             groups = group_runs(summaries, by)
-            notes = list(_notes_of_groups(groups, by, [*named], differences))
+            notes = list(_notes_of_groups(groups, by, summaries))
         return cls(
             summaries=summaries,
             roots=named,
@@ -372,32 +372,13 @@ class Runs:
         return {root.url: label for label, root in self.roots.items()}
 
 
-def group_runs(summaries: Sequence[RunSummary], by: str) -> dict[str, list[str]]:
-    """Return the labels of the runs of each group: equal in a setting, and in all that is learned but the seed.
-
-    Runs that are equal in the setting alone are groups of their own, named by all settings in which they differ.
-    """
-    chosen, whole = groups_by(summaries, by), groups_by(summaries)
-    found: dict[str, list[str]] = {}
-    for label, name in chosen.items():
-        is_one = len({whole[each] for each, other in chosen.items() if other == name}) == 1
-        found.setdefault(name if is_one else f"{name}: {whole[label]}", []).append(label)
-    return found
-
-
-def _notes_of_groups(
-    groups: Mapping[str, Sequence[str]], by: str, labels: Sequence[str], differences: Sequence[Row]
-) -> Iterator[str]:
-    """Say which runs have no group, or share the setting and no group, and which of a group differ in code or data."""
+def _notes_of_groups(groups: Mapping[str, Sequence[str]], by: str, summaries: Sequence[RunSummary]) -> Iterator[str]:
+    """Say which runs have no group, or share the setting and no group."""
     grouped = {label for of_group in groups.values() for label in of_group}
-    if alone := [label for label in labels if label not in grouped]:
+    if alone := [each.label for each in summaries if each.label not in grouped]:
         yield f"{', '.join(alone)}: no settings are recorded, so it is in no group"
-    if any(": " in name for name in groups):
+    if len(groups) > len({setting_text(each, by) for each in summaries if each.label in grouped}):
         yield f"runs of one {by} that differ in more than the seed are groups of their own"
-    for name, of_group in groups.items():
-        for row in differences:
-            if row["kind"] in ("code", "data") and len({row["values"][label] for label in of_group}) > 1:
-                yield f"the runs of {name} differ in {row['kind']} too: {row['name']}"
 
 
 def make_table(
