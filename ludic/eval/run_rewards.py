@@ -24,12 +24,11 @@ import duckdb
 import numpy as np
 
 from ludic.eval import statistics
+from ludic.eval.config import WINDOW
 from ludic.eval.statistics import Interval
 from ludic.root import Root
 from ludic.root.sql import ask_table, figure
 
-WINDOW = 10
-"""Steps over which a training reward is averaged, unless another number is given."""
 FEWEST_RUNS = 2
 """Runs from which there is an interval over runs, which Student's t makes wide."""
 
@@ -69,8 +68,8 @@ Window = tuple[int, int]
 def read_progress(con: duckdb.DuckDBPyConnection, root: Root) -> RunProgress:
     """Return the steps of a run."""
     rows = ask_table(con, root, figure("progress"))
-    tokens = np.cumsum(rows["num_tokens"].to_numpy(), dtype=np.int64)
-    return RunProgress(steps=rows["step"].to_numpy().astype(np.int64), tokens=tokens)
+    steps, tokens = (np.array(rows[name].to_pylist(), np.int64) for name in ("step", "num_tokens"))
+    return RunProgress(steps=steps, tokens=np.cumsum(tokens))
 
 
 def common_amounts(runs: Sequence[RunProgress]) -> dict[At, int]:
@@ -91,7 +90,8 @@ def read_rewards(
     if window is None:
         return np.empty(0)
     params = {"first_step": window[0], "last_step": window[1], "envs": list(env) or None}
-    return ask_table(con, root, figure("rewards_of_groups"), params)["reward"].to_numpy()
+    # A list between: `to_numpy` imports pandas if it is installed, which takes half a second.
+    return np.array(ask_table(con, root, figure("rewards_of_groups"), params)["reward"].to_pylist(), np.float64)
 
 
 def reward_columns(

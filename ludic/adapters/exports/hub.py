@@ -38,6 +38,8 @@ _CURVES = ("reward_mean", "response_length_mean", "entropy")
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 _TABLES = ("answers", "rollouts", "evals", "batches", "metrics", "requests", "scores", "labels", "token_stats")
 """Tables of the data set, the default one first."""
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+"""What may be in an address."""
 _HOMES = r"/(home|Users)/[^/\s\"'\\]+"
 
 
@@ -250,8 +252,10 @@ def _settings(root: Root) -> dict[str, Any]:
 
 
 def _base_model(root: Root) -> str | None:
+    """Return the id on the Hub of the model that was trained; None for another one. A root may name anything."""
     identity = read_identity(root)
-    return identity.source if identity is not None and identity.revision is not None else None
+    source = identity.source if identity is not None and identity.revision is not None else None
+    return source if source is not None and _HUB_ID.fullmatch(source) else None
 
 
 def _provenance(con: Any, root: Root, version: int | None) -> dict[str, Any]:

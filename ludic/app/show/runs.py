@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -159,13 +160,20 @@ def _entries(storage: Storage, name: str) -> tuple[list[str], list[str]]:
         return storage.entries(name)
     try:
         with os.scandir(f"{storage.path}/{name}") as entries:
-            found = [(entry.name, entry.is_dir()) for entry in entries]
+            found = [(entry.name, _is_folder(entry)) for entry in entries]
     except FileNotFoundError:  # deleted since its parent was listed
         return [], []
     except OSError as error:
         logger.warning("left out %s, which can't be listed: %s", f"{storage.url}/{name}", error.strerror)
         return [], []
     return [each for each, is_dir in found if not is_dir], [each for each, is_dir in found if is_dir]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or into a folder that may not be entered
+        return False
 
 
 def open_or_find(url: str) -> Root | list[str]:
@@ -426,8 +434,15 @@ def comparable(summary: RunSummary, name: str) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     places = {summary.url} if is_url(summary.url) else {summary.url, str(Path(summary.url).absolute())} - {"."}
     for place in sorted(places, key=len, reverse=True):
-        text = text.replace(json.dumps(place)[1:-1], "ROOT")
+        text = _place_in(json.dumps(place)[1:-1]).sub("ROOT", text)
     return text
+
+
+@cache
+def _place_in(place: str) -> re.Pattern[str]:
+    """Return what finds a place in JSON text: as a whole path or its beginning, and a single word only in a path."""
+    found = rf"(?<![\w.-]){re.escape(place)}(?![\w.-])"
+    return re.compile(found if "/" in place else rf"(?<=/){found}|{found}(?=/)")
 
 
 def _renamed(values: Any, names: Mapping[str, str]) -> Any:

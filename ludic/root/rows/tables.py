@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from ludic.base import storable
 from ludic.errors import ConfigError, SchemaError, StoreError
-from ludic.records import NULL_PARTITION, Row, arrow_schema, as_schema, check_schema, conform, new_id
+from ludic.records import NULL_PARTITION, Row, arrow_schema, as_schema, check_schema, conform, new_id, plain_rows
 from ludic.root.catalogue import (
     LABELS,
     METRICS,
@@ -292,7 +292,7 @@ class MetricsTail:
 
     def poll(self) -> list[dict[str, Any]]:
         """Return new rows of this run, in no particular order; a broken file is left out. Raises as TableTail.poll."""
-        rows = (row for _, table in self._tail.poll() for row in table.to_pylist())
+        rows = (row for _, table in self._tail.poll() for row in plain_rows(table))
         return [row for row in rows if row["run_id"] in (None, self._run_id)]
 
 
@@ -311,7 +311,7 @@ def read_metrics(root: Root, name: str, columns: Sequence[str]) -> list[Row]:
     where, wanted = f"{root.url}/{name}", [*columns, "run_id"]
     table = decode(root.read(name), where, METRICS.table, wanted)
     fields = pa.schema([arrow_schema(METRICS.table).field(column) for column in wanted])
-    rows = as_schema(table, fields, where).to_pylist()
+    rows = plain_rows(as_schema(table, fields, where))
     return [row for row in rows if row["run_id"] == root.run_id]
 
 

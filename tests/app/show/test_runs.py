@@ -16,7 +16,7 @@ from app.cli.conftest import ludic as run_ludic
 import ludic as package
 from ludic.app.show import run_table
 from ludic.app.show.run_table import tabulate
-from ludic.app.show.runs import RunSummary, differing, find_runs, groups_by, labels_of, summarise
+from ludic.app.show.runs import RunSummary, differing, find_runs, groups_by, labels_of, setting_text, summarise
 from ludic.app.show.terminal.run_list import RunListApp
 from ludic.base import open_console
 from ludic.errors import ConfigError
@@ -97,7 +97,7 @@ def test_a_link_leads_to_a_run_once_and_in_no_circle(tmp_path: Path, monkeypatch
     put_run(f"{tmp_path}/elsewhere/one", RunConfig(model="tiny", env=("moar_cats",)))
     folder = tmp_path / "runs"
     folder.mkdir()
-    for name, target in {"best": "elsewhere/one", "newest": "elsewhere/one", "up": "runs"}.items():
+    for name, target in {"best": "elsewhere/one", "newest": "elsewhere/one", "up": "runs", "self": "runs/self"}.items():
         (folder / name).symlink_to(tmp_path / target)
     assert find_runs(folder) == find_runs(f"{folder}/best") == [f"{folder}/best"]
     monkeypatch.chdir(folder)
@@ -203,6 +203,15 @@ def test_runs_differ_in_settings_and_not_in_places_and_group_by_all_but_the_seed
     assert labels_of(runs[:1]) == ["lr1-s0"]
     with pytest.raises(ConfigError, match="setting 'learning_rat' is unknown; did you mean 'learning_rate'"):
         groups_by(runs, "learning_rat")
+
+
+def test_a_place_is_found_in_whole_paths_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("g", "grpo"):
+        make_run(f"{tmp_path}/{name}", advantage="grpo", reference=f"{tmp_path}/g-old", log_to=[f"runs/{name}/log"])
+    monkeypatch.chdir(tmp_path)
+    runs = summarise(find_runs("."))
+    assert [each.url for each in runs] == ["g", "grpo"]
+    assert (differing(runs), setting_text(runs[1], "advantage")) == ([], "grpo")
 
 
 def test_nothing_is_cut_in_a_terminal_of_any_width_and_names_are_text(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from app.show.report.conftest import HOSTILE, SPELT, hostile, root, store_rollou
 from app.show.web.browsers import browsing
 from strategies import make_batch
 
-from ludic.app.show.web import answering, lists
+from ludic.app.show.web import answering, lists, overview
 from ludic.root.root import Root
 from ludic.root.rows.writer import RolloutWriter
 
@@ -115,6 +115,7 @@ def test_curves_and_state_are_read_again_when_something_is_new(trained: Root):
         assert ["step", "1 of 1"] in [[name, text[:6]] for name, text in browser.json("/state")["facts"]]
         table = browser.get("/figure?name=reward_mean")
         assert table.rows[0] == ["step", "reward"]
+        assert overview.different(["step", "step", "a", "a", "a"]) == ["step", "step_", "a", "a_", "a__"]
         wrong = browser.client.get("/figures?by=nothing", headers={"Accept": "application/json"})
         assert (wrong.status_code, "nothing" in wrong.json()["problem"]) == (400, True)
 

@@ -21,7 +21,7 @@ function element(tag, properties, ...children) {
 
 const CLOSE = 1e-5; // an axis spans at least this share of its largest value, so that eight digits tell its ticks apart
 const TICK_DIGITS = 8;
-const LARGEST = 8e307; // twice as much is still a number
+const LARGEST = 7e307; // an axis from -LARGEST to LARGEST, with room around it, still has a length
 
 // The ends of an axis, apart from each other.
 function apart(low, high) {
@@ -38,8 +38,8 @@ function roomy(least, most) {
 }
 
 function decades(least, most) {
-  const [low, high] = [Math.floor(Math.log10(least)), Math.ceil(Math.log10(most))];
-  return [10 ** (low === high ? low - 1 : low) || 5e-324, Math.min(LARGEST, 10 ** high)];
+  const [low, high] = [Math.floor(Math.log10(least)), Math.ceil(Math.log10(most))].map((it) => Math.min(307, it));
+  return [10 ** (low === high ? low - 1 : low) || 5e-324, 10 ** high];
 }
 
 // A round step between ticks that leaves them some pixels of room. isWhole: it is a whole number.
