@@ -108,7 +108,7 @@ def test_curves_and_state_are_read_again_when_something_is_new(trained: Root):
         names = {each["name"]: each for each in first.json()["figures"]}
         assert names["reward_mean"]["x"] == [1]
         assert names["reward_mean"]["href"] == "/figure?name=reward_mean"
-        assert any("trained far from the weights" in text for text in first.json()["warnings"])
+        assert any("were far from those that sampled" in text for text in first.json()["warnings"])
         same = browser.client.get("/figures", headers={"If-None-Match": first.headers["etag"]})
         assert (same.status_code, same.content) == (304, b"")
         assert ["step", "1 of 1"] in [[name, text[:6]] for name, text in browser.json("/state")["facts"]]
@@ -153,4 +153,8 @@ def test_runs_of_a_folder_have_addresses_and_common_curves(trained: Root, starte
         reward = next(each for each in found if each["name"] == "reward_mean")
         assert [each["run"] for each in reward["series"]] == ["a", "b & c/seed 0?"]
         assert browser.get("/curves?run=a&by=seed").status == 200
+        tables = browser.get("/compare-runs?run=a&run=<i>")
+        assert (tables.status, "highest reward up to step 1" in tables.text) == (200, True)
+        assert len(browser.csv("/compare-runs?run=a&run=<i>&csv=runs")) == 1 + 2
+        assert browser.get("/compare-runs?run=a").status == 400
         assert browser.get("/curves").status == 400
