@@ -115,7 +115,7 @@ METHODS = {
     "label": ["rollout_id", "value", "*note", "*name", "*author"],
     "plot": ["names", "*by", "*also"],
     "push": ["repo", "*to", "*version", "*parts", "*public", "*personal", "*license", "*model"],
-    "report": ["output", "*versions", "*compare", "*overwrite", "**MeasureConfig"],
+    "report": ["output", "*also", "*by", "*versions", "*compare", "*overwrite", "**MeasureConfig"],
     "run": [
         "config",
         "*algorithm",

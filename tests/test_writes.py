@@ -234,6 +234,7 @@ ALLOWED = {
         records/conversion.py table_to_bytes pyarrow.ipc.new_stream
         app/cli/main.py main os.open os.open
         app/demos/words.py save savefig
+        app/operations/drawing.py _repr_png_ savefig
         environments/scorer_process.py main os.open open to write
         app/launch/fork_server.py start open to write
         app/launch/guard.py _shared_file tempfile.TemporaryFile open to write

@@ -23,7 +23,7 @@ from .plan import environment_settings as environment_settings
 from .plan import missed_versions as missed_versions
 from .run_rewards import FEWEST_RUNS as FEWEST_RUNS
 from .run_rewards import WINDOW as WINDOW
-from .run_rewards import Progress as Progress
+from .run_rewards import RunProgress as RunProgress
 from .run_rewards import common_amounts as common_amounts
 from .run_rewards import read_progress as read_progress
 from .run_rewards import read_rewards as read_rewards

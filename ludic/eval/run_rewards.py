@@ -38,7 +38,7 @@ At = Literal["step", "tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Progress:
+class RunProgress:
     """Steps of a run, without those that a later attempt has replaced. S = its steps."""
 
     steps: np.ndarray
@@ -66,14 +66,14 @@ Window = tuple[int, int]
 """First and last step over which a reward is averaged."""
 
 
-def read_progress(con: duckdb.DuckDBPyConnection, root: Root) -> Progress:
+def read_progress(con: duckdb.DuckDBPyConnection, root: Root) -> RunProgress:
     """Return the steps of a run."""
     rows = ask_table(con, root, figure("progress"))
-    tokens = np.cumsum(rows["num_tokens"].to_numpy(), dtype=np.int64)
-    return Progress(steps=rows["step"].to_numpy().astype(np.int64), tokens=tokens)
+    steps, tokens = (np.array(rows[name].to_pylist(), np.int64) for name in ("step", "num_tokens"))
+    return RunProgress(steps=steps, tokens=np.cumsum(tokens))
 
 
-def common_amounts(runs: Sequence[Progress]) -> dict[At, int]:
+def common_amounts(runs: Sequence[RunProgress]) -> dict[At, int]:
     """Return the largest step and number of trained tokens that all runs have reached, without those that have none."""
     steps = [run.last_step for run in runs if run.last_step is not None]
     tokens = [run.num_tokens for run in runs if run.num_tokens]
@@ -91,7 +91,8 @@ def read_rewards(
     if window is None:
         return np.empty(0)
     params = {"first_step": window[0], "last_step": window[1], "envs": list(env) or None}
-    return ask_table(con, root, figure("rewards_of_groups"), params)["reward"].to_numpy()
+    # A list between: `to_numpy` imports pandas if it is installed, which takes half a second.
+    return np.array(ask_table(con, root, figure("rewards_of_groups"), params)["reward"].to_pylist(), np.float64)
 
 
 def reward_columns(

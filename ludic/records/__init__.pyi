@@ -1,3 +1,4 @@
+from .arrays import plain_rows as plain_rows
 from .arrays import to_arrow as to_arrow
 from .arrays import values_of as values_of
 from .columns import NUM_TOKEN_IDS as NUM_TOKEN_IDS

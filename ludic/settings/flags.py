@@ -121,7 +121,7 @@ def read_flags(settings: Collection[Setting], args: Sequence[str], *, has_config
         if name in values and not table[name].is_list:
             raise WrongUsageError(f"{_as_typed(table[name])} and --{name} are both given; leave out one of them")
         values[name] = [*texts, *values[name]] if name in values else texts
-    own = {"config": values.pop("config")} if "config" in values else {}
+    own = {"config": values.pop("config")} if values.keys() - table.keys() else {}
     try:
         return own | {name: table[name].convert(text, _as_typed(table[name]), "flag") for name, text in values.items()}
     except ConfigError as error:

@@ -260,7 +260,7 @@ Objective = Reinforce | PpoClip | Cispo | Gspo | Gmpo | Sapo | Dppo | Vespo | Sf
 class LossConfig:
     """Objective, averaging and KL to a reference. None disables a setting, unless its text says otherwise."""
 
-    objective: Annotated[Objective, OBJECTIVE, Role(of_algorithm=True)] = field(default_factory=Reinforce)
+    objective: Annotated[Objective, OBJECTIVE, Role(on_card=True, of_algorithm=True)] = field(default_factory=Reinforce)
     """Objective maximised at each token: a function in ludic.training.losses; docs/algorithms.md has the formulas."""
     loss_normalization: Annotated[Literal["tokens", "sequences", "episodes", "constant"], Role(of_algorithm=True)] = (
         "tokens"
@@ -361,7 +361,7 @@ class OptimizerConfig:
     for which the extra `8bit` is needed."""
     fused_adamw: Annotated[bool | None, Role(on_cpu=False)] = None
     """Update all weights in one kernel, without temporaries of their size; None does so on CUDA. Not for adamw_8bit."""
-    learning_rate: Annotated[float, Range(0, 1000, above=True), Role(first_page=True)] = 1e-6
+    learning_rate: Annotated[float, Range(0, 1000, above=True), Role(first_page=True, on_card=True)] = 1e-6
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate schedule from the end of the warm-up to num_steps; linear and cosine fall towards 0."""
@@ -469,7 +469,7 @@ class TrackerConfig:
 class TrainConfig:
     """Settings of a trainer. None means off, unless the setting says otherwise."""
 
-    num_steps: Annotated[PositiveCount, Role(first_page=True)] = 100
+    num_steps: Annotated[PositiveCount, Role(first_page=True, on_card=True)] = 100
     """Total number of gradient steps, including those before a resume."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     loss: LossConfig = field(default_factory=LossConfig)

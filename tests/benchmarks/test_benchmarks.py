@@ -69,6 +69,7 @@ def test_all_benchmarks_run_and_print_ratios():
         "episodes:",
         "weights:",
         "viewer:",
+        "peers:",
         "report:",
         "compare:",
     )

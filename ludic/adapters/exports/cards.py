@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ludic.app import interval_text, measure_title
 from ludic.base import number, printable
+from ludic.run import RunConfig
+from ludic.settings import settings_of
+from ludic.training import TrainConfig
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -22,9 +25,11 @@ _MARKUP = re.compile(r"[^\w ,.\-/]|(?<!\w)_|_(?!\w)|(?<=www)\.|^-(?= )|^\d(?=\d*
 """What Markdown may take for markup, a list, HTML or an address."""
 _LONGEST = 500
 """Characters of a setting in a card."""
-_FIRST = (
-    *("model", "env", "algorithm", "advantage", "objective", "learning_rate", "num_steps", "group_size"),
-    *("groups_per_batch", "max_tokens", "temperature", "seed"),
+_FIRST = tuple(
+    each.name
+    for config in (RunConfig, TrainConfig)
+    for each in settings_of(config)
+    if each.role.on_card and each.of_choice is None
 )
 """Settings that a card shows first; the others are folded."""
 

@@ -238,9 +238,8 @@ def _compare_runs(
     """Compare whole runs. sides: texts or roots. own: settings of the comparison of evaluations."""
     from dataclasses import replace
 
-    from ludic.app.show.comparison import Runs, make_table, open_runs
-    from ludic.app.show.evaluations import Comparison
-    from ludic.eval import compare_runs
+    from ludic.app.show.comparison import open_runs
+    from ludic.app.show.evaluations import compare_whole_runs
     from ludic.root.sql import Connections
 
     if output is not None:
@@ -249,11 +248,7 @@ def _compare_runs(
         checked_output(fspath(output), overwrite)  # before the runs are read
     roots = open_runs([*([] if run is None else [run.root]), *sides])
     with Connections() as connections:
-        runs = Runs.read(roots, connections, by)
-        compared = compare_runs(roots, config, connections, env=env, **own)
-        table = make_table(runs, compared, connections, window=window, env=env, confidence=config.confidence)
-        about: dict[str, Any] = {"difference": own["difference"], "confidence": config.confidence}
-        found = Comparison(compared=compared, runs=table, **about)
+        runs, found = compare_whole_runs(roots, connections, config, by=by, window=window, env=env, **own)
         if output is None:
             return found
         from ludic.app.show.report.page import write_page

@@ -23,7 +23,7 @@ from ludic.eval import (
     FEWEST_EXAMPLES,
     FEWEST_RUNS,
     Compared,
-    Progress,
+    RunProgress,
     common_amounts,
     comparable_name,
     read_progress,
@@ -154,7 +154,7 @@ _MOST_COLUMNS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RunTable:
+class RunComparison:
     """Runs side by side; the first one is the baseline."""
 
     labels: Mapping[str, str]
@@ -194,6 +194,16 @@ class RunTable:
         yield from self._parts_of_evaluations()
         for note in self.notes:
             yield Sentence(note, style="dim")
+
+    def highest(self) -> str:
+        """Say which run, or group of runs, has the highest training reward at equal steps."""
+        rows = [row for row in self.rewards if row["at"] == "step" and row["estimate"] is not None]
+        if not rows:
+            return "no rewards to compare"
+        best = max(rows, key=lambda row: row["estimate"])
+        of = "" if best["low"] is None else f" ({number(best['low'], 3)} to {number(best['high'], 3)})"
+        name = best["run"] if "run" in best else best["group"]
+        return f"highest reward up to step {best['amount']:,}: {name}, {number(best['estimate'], 3)}{of}"
 
     @property
     def _title(self) -> dict[str, str]:
@@ -322,7 +332,7 @@ class Runs:
     summaries: Sequence[RunSummary]
     roots: Mapping[str, Root]
     """By the runs' labels, as below."""
-    progress: Mapping[str, Progress]
+    progress: Mapping[str, RunProgress]
     differing: Sequence[Row]
     groups: Mapping[str, Sequence[str]]
     """Labels of the runs of each group, the baseline's first; without groups each run is one."""
@@ -344,7 +354,7 @@ class Runs:
         groups = {label: [label] for label in named}
         notes: list[str] = []
         if by is not None:
-            groups = _groups(summaries, by)
+            groups = group_runs(summaries, by)
             notes = list(_notes_of_groups(groups, by, [*named], differences))
         return cls(
             summaries=summaries,
@@ -362,7 +372,7 @@ class Runs:
         return {root.url: label for label, root in self.roots.items()}
 
 
-def _groups(summaries: Sequence[RunSummary], by: str) -> dict[str, list[str]]:
+def group_runs(summaries: Sequence[RunSummary], by: str) -> dict[str, list[str]]:
     """Return the labels of the runs of each group: equal in a setting, and in all that is learned but the seed.
 
     Runs that are equal in the setting alone are groups of their own, named by all settings in which they differ.
@@ -398,9 +408,9 @@ def make_table(
     window: int,
     env: Sequence[str],
     confidence: float,
-) -> RunTable:
+) -> RunComparison:
     """Return the table of runs. compared: their evaluations."""
-    return RunTable(
+    return RunComparison(
         labels=runs.labels,
         differing=runs.differing,
         runs=list(_rows_of_runs(runs)),

@@ -26,7 +26,21 @@ from ludic.errors import LudicError, QueryError
 from ludic.records import WITHOUT_LOGPROBS
 from ludic.root import Root
 from ludic.root.rows import LABEL, put_label
-from ludic.root.sql import ask, connect, figure, means, quote, refresh, renew, result_of, rows_of, texts, to_frame
+from ludic.root.sql import (
+    ask,
+    columns_to_group,
+    connect,
+    figure,
+    means,
+    quote,
+    refresh,
+    renew,
+    result_of,
+    rows_of,
+    texts,
+    to_frame,
+    value_of_example,
+)
 from ludic.run import Diagnostic
 
 RolloutTable = Literal["rollouts", "evals"]
@@ -53,8 +67,12 @@ _LAST_COLUMNS = (
     "version",
     "env_name",
 )
+_SHOWN_KEYS, _MOST_KEYS, _LONGEST_KEY = 6, 50, 40
+"""Columns of the data set that a list of rollouts shows, those that its predicate may name, and characters of one."""
 _KEPT = ("rollout_id", "episode_reward", *TEXTS, "response_length")
 _TRAINING_COLUMNS = ("step", "advantage", "dropped_by")
+_TAKEN = (*_FIRST_COLUMNS, *_LAST_COLUMNS, *_TRAINING_COLUMNS, "num_listed", "reward_components", "components")
+"""Names in a list of rollouts besides the columns of the table."""
 _GROUP_COLUMNS = (
     "group_id",
     "reward_mean",
@@ -219,18 +237,23 @@ def _scope(equal: Mapping[str, Any]) -> str:
     return " and ".join(f"{quote_name(name)} = ${name}" for name in equal) or "true"
 
 
-def rollouts(table: RolloutTable, *, title: str = "", with_training: bool = False, **equal: Any) -> Listing:
+def rollouts(
+    table: RolloutTable, *, title: str = "", with_training: bool = False, keys: Sequence[str] = (), **equal: Any
+) -> Listing:
     """Rollouts, or rollouts of evaluations, whose columns equal these values.
 
     with_training: also show the newest step that considered each, its advantage, and the filter that dropped it.
+    keys: columns of the data set, of `RunData.keys`, which become columns of the list.
     """
     named = title or ", ".join(f"{name} {value}" for name, value in equal.items())
     training = _joined("newest_uses") if with_training else ""
+    texts, others = _LAST_COLUMNS[: len(TEXTS) + 1], _LAST_COLUMNS[len(TEXTS) + 1 :]
+    values = "".join(f"{value_of_example(key)} as {quote_name(key)}, " for key in keys)
     return Listing(
         title=f"{table} of {named}" if named else f"all {table}",
         kind="rollout",
-        relation=f"select *, {_END} from {table}\n{_joined('marks')}{training}where {_scope(equal)}",  # noqa: S608
-        columns=_FIRST_COLUMNS + (_TRAINING_COLUMNS if with_training else ()) + _LAST_COLUMNS,
+        relation=f"select *, {values}{_END} from {table}\n{_joined('marks')}{training}where {_scope(equal)}",  # noqa: S608
+        columns=(*_FIRST_COLUMNS, *(_TRAINING_COLUMNS if with_training else ()), *texts, *keys[:_SHOWN_KEYS], *others),
         kept=_KEPT + (_TRAINING_COLUMNS if with_training else ()),
         order=Order("created_at"),
         params=equal,
@@ -385,6 +408,21 @@ class RunData:
         """Return the state of the run now, as `ludic watch` shows it."""
         with self._opened.watching:
             return self._opened.watcher.poll()
+
+    def columns_to_group(self, table: RolloutTable = "rollouts") -> tuple[list[str], list[str]]:
+        """Return the keys of the data set's columns, and the columns of a table with one value a row."""
+        with self._stoppable(), self.reading() as con:
+            return columns_to_group(con, table)
+
+    def keys(self, table: RolloutTable) -> list[str]:
+        """Return the columns of the data set that can be columns of a list of rollouts, under their own names."""
+        keys, columns = self.columns_to_group(table)
+        taken = {name.lower() for name in (*columns, *_TAKEN)}
+        found: dict[str, str] = {}
+        for key in keys:
+            if key.strip() == key != "" and key.isprintable() and len(key) <= _LONGEST_KEY and key.lower() not in taken:
+                found.setdefault(key.lower(), key)
+        return list(found.values())[:_MOST_KEYS]
 
     def stop(self, reason: str = "") -> None:
         """End the queries that are running; their callers get a QueryError, with this reason if there is one."""

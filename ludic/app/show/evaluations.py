@@ -1,25 +1,29 @@
 """Show the numbers of evaluations, of a comparison in pairs, and of contamination by trained texts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from ludic.app.show.comparison import RunTable, varying
+from ludic.app.show.comparison import RunComparison, Runs, make_table, varying
 from ludic.base import NOT_ESTIMATED, TOO_FEW, Frame, Part, Result, Sentence, number, plural, to_frame
 from ludic.eval import (
+    DIFFERENCE,
     ESTIMAND,
     FEWEST_EXAMPLES,
     FEWEST_FOR_POWER,
+    WINDOW,
     Chosen,
     Compared,
     IntervalMethod,
     MeasureConfig,
     Numbers,
     Overlaps,
+    compare_runs,
     numbers,
 )
 from ludic.root import Root
+from ludic.root.sql import Connections
 
 if TYPE_CHECKING:
     import polars as pl
@@ -101,7 +105,7 @@ class Comparison(Result):
     difference: float
     """The difference to detect."""
     confidence: float
-    runs: RunTable | None = None
+    runs: RunComparison | None = None
     """The table of whole runs; None for a comparison of versions."""
     page: str | None = None
     """File of the report of the runs; None if none was written."""
@@ -165,6 +169,27 @@ class Comparison(Result):
     def _side(self, row: Mapping[str, Any]) -> str:
         """Return the name of a side: a run's short name in a table of runs."""
         return side_name(row) if self.runs is None else self.runs.labels[row["b"].rpartition("@")[0]]
+
+
+def compare_whole_runs(
+    roots: Sequence[Root],
+    connections: Connections,
+    config: MeasureConfig,
+    *,
+    by: str | None = None,
+    window: int = WINDOW,
+    env: Sequence[str] = (),
+    **of_evaluations: Any,
+) -> tuple[Runs, Comparison]:
+    """Compare runs in one table, and their newest evaluations in pairs; also return what was read of the runs.
+
+    of_evaluations: difference, seed and evaluation of `ludic.eval.compare_runs`. Raises as `Runs.read` does.
+    """
+    runs = Runs.read(roots, connections, by)
+    compared = compare_runs(roots, config, connections, env=env, **of_evaluations)
+    table = make_table(runs, compared, connections, window=window, env=env, confidence=config.confidence)
+    difference = of_evaluations.get("difference", DIFFERENCE)
+    return runs, Comparison(compared=compared, difference=difference, confidence=config.confidence, runs=table)
 
 
 def side_name(row: Mapping[str, Any]) -> str:

@@ -35,6 +35,8 @@ COLOURS: Sequence[str] = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#1A1A1A",
 lighter ones, which vanish on white, are replaced by dark ones that are as far apart."""
 DARK_COLOURS: Sequence[str] = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#FFFFFF", "#F0E442", "#E69F00", "#0F78BE")
 """Colours of the same lines on dark paper."""
+NUM_DASHES = 5
+"""Dash patterns of lines. 8 colours and 5 patterns tell 40 lines apart, also in print without colours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,8 @@ class Mark:
     label: str
     text: str
     """Text that a pointer over it shows."""
+    run: str = ""
+    """Label of the run, or of the group of runs; empty in a figure of one run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +105,14 @@ class FigureData:
         }
         return pl.DataFrame(columns)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, runs: Sequence[str] = ()) -> dict[str, Any]:
         """Return plain values: lists as long as `x`, with None where a value is unknown or not finite.
 
-        low and high are empty lists for a series without intervals.
+        low and high are empty lists for a series without intervals. runs: as of `looks`, which numbers the colours and
+        dash patterns of lines; a mark has its run's colour, None in a figure of one run.
         """
         xs = sorted({x for each in self.series for x in each.values})
+        order = [*runs] or [*dict.fromkeys(each.run for each in self.series)]
         return {
             "name": self.name,
             "title": self.title,
@@ -117,17 +123,44 @@ class FigureData:
                 {
                     "name": each.name,
                     "run": each.run,
+                    "colour": colour,
+                    "dash": dash,
                     "band": each.band,
                     "values": [_finite(each.values.get(x)) for x in xs],
                     "low": _bounds(each, xs, 0),
                     "high": _bounds(each, xs, 1),
                 }
-                for each in self.series
+                for each, (colour, dash) in zip(self.series, looks(self.series, runs), strict=True)
             ],
-            "marks": [{"x": mark.x, "label": mark.label, "text": mark.text} for mark in self.marks],
+            "marks": [
+                {
+                    "x": mark.x,
+                    "label": mark.label,
+                    "text": mark.text,
+                    "colour": order.index(mark.run) % len(COLOURS) if mark.run in order and mark.run else None,
+                }
+                for mark in self.marks
+            ],
             "notes": [*self.notes],
             "log_y": self.log_y,
         }
+
+
+def looks(series: Sequence[Series], runs: Sequence[str] = ()) -> list[tuple[int, int]]:
+    """Return the numbers of each line's colour and dash pattern; pattern 0 is solid.
+
+    Of several runs, the colour is the run's, and patterns tell its lines apart. runs: labels of all runs of a page, in
+    their order, so that each has one colour in all figures; none takes those of the lines.
+    """
+    order = [*runs] or [*dict.fromkeys(each.run for each in series)]
+    is_single = order == [""] or len({each.run for each in series}) == len(series)
+    seen: dict[str, int] = {}
+    found = []
+    for index, each in enumerate(series):
+        line = seen[each.run] = seen.get(each.run, -1) + 1
+        colour = index if order == [""] else order.index(each.run)
+        found.append((colour % len(COLOURS), (colour if is_single else line) % NUM_DASHES))
+    return found
 
 
 def _finite(value: float | None) -> float | None:
@@ -693,7 +726,11 @@ def overlay(figures: Mapping[str, FigureData], groups: Mapping[str, str] | None 
     return replace(
         first,
         series=series,
-        marks=[replace(mark, label=f"{label} {mark.label}") for label, data in figures.items() for mark in data.marks],
+        marks=[
+            replace(mark, label=f"{label} {mark.label}", run=groups.get(label, label))
+            for label, data in figures.items()
+            for mark in data.marks
+        ],
         notes=[*dict.fromkeys(notes)],
     )
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ludic.app.show.runs import RunSummary, differing, find_runs, setting_text, summarise
+from ludic.app.show.runs import RunSummary, differing, differing_code, find_runs, setting_text, summarise
 from ludic.base import Frame, Part, Result, age, column_format, is_url, open_console
 from ludic.base.results import print_part, printable
 from ludic.errors import LudicError, one_line
@@ -26,6 +26,8 @@ _ASCENDING = {"name": "label", "began": "began_at", "state": "state"}
 _SHOWN = ("run", "state", "step", "reward", "time", "tokens", "began")
 _FIRST = ("run", "state", "step", "reward")
 """Columns that a narrow terminal shows before the settings; the others come after them."""
+_CODE = "code"
+"""Column of the code in which the runs differ, such as a reward function; none if they do not."""
 _MOST = 2**63
 """Numbers of a frame are smaller."""
 _GAP = 3
@@ -73,15 +75,16 @@ class RunTable(Result):
         columns = self._columns(names)
         depths = dict(zip((each.url for each in self.runs), self.depths, strict=False))
         texts = {column: partial(_in_a_cell, name=column) for column in columns.values()}
+        code = differing_code(self.runs)
         frame = Frame(
             "runs",
-            self._rows(columns),
-            (*_SHOWN, *columns.values()),
+            self._rows(columns, code),
+            (*_SHOWN, *([_CODE] if code else []), *columns.values()),
             most=len(self.runs),
             titles={column: name for name, column in columns.items()},
             derived={**_DERIVED, **texts, "run": partial(_indented, depths=depths)},
         )
-        shown = _fitting(frame, [*_FIRST, *columns.values(), *_SHOWN], width)
+        shown = _fitting(frame, [*_FIRST, *([_CODE] if code else []), *columns.values(), *_SHOWN], width)
         yield replace(frame, shown=[column for column in frame.shown if column in shown])
         if rest := [frame.titles.get(column, column) for column in frame.shown if column not in shown]:
             yield f"no room for {', '.join(rest)}; a wider terminal or --json shows them"
@@ -91,14 +94,15 @@ class RunTable(Result):
 
     def _columns(self, names: Sequence[str]) -> dict[str, str]:
         """Return the column of each setting: its name, unless a figure has it."""
-        taken = {*_FIGURES, *_SHOWN}
+        taken = {*_FIGURES, *_SHOWN, _CODE}
         return {name: f"settings.{name}" if name in taken else name for name in names}
 
-    def _rows(self, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    def _rows(self, columns: Mapping[str, str], code: Sequence[str]) -> list[dict[str, Any]]:
         values = {column: self._values(name) for name, column in columns.items()}
         return [
             {
                 **{name: getattr(each, field) for name, field in _FIGURES.items()},
+                **({_CODE: ", ".join(each.code[name] for name in code if name in each.code) or None} if code else {}),
                 **{column: of_runs[index] for column, of_runs in values.items()},
             }
             for index, each in enumerate(self.runs)

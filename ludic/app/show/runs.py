@@ -16,33 +16,34 @@ from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 import fsspec
 
-from ludic.app.show.watch import steps_that_count
 from ludic.base import is_url, left_out
 from ludic.errors import ConfigError, LudicError, MissingRootError, SchemaError, one_line, unknown_name
-from ludic.eval import comparable_options
+from ludic.eval import comparable_name, comparable_options
 from ludic.records import Row
 from ludic.root import (
     ATTEMPTS,
     LEASES,
     RUN,
+    WORKERS,
     Attempt,
     Lease,
     Root,
     data_of,
     has_ended,
     is_alive,
+    is_questions,
     read_attempt,
     read_lease,
 )
-from ludic.root.rows import metrics_file_names, read_metrics
+from ludic.root.rows import metrics_file_names, read_metrics, steps_that_count
 from ludic.root.storage import Storage
-from ludic.run import NOT_ASKED_IF_NONE, run_of
+from ludic.run import FREE_IF_NONE, run_of
 from ludic.settings import settings_of
 from ludic.training import TrainConfig
 
@@ -66,6 +67,8 @@ _OF_BRANCHES = ("replay_batches", "replan_from")
 """Settings that say where a branch left another run."""
 _MOST_CHARACTERS = 1000
 """Characters of a problem that are kept."""
+_DIGITS = 8
+"""Digits of a digest of code that are shown."""
 _LEASES_UNTIL_SILENT = 3
 """Lengths of a lease without a renewal, by the clock of its filesystem, after which the trainer counts as failed."""
 
@@ -98,6 +101,8 @@ class RunSummary:
     """Root that a branch left, as it was typed; None for a run that is none."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the run and of its newest trainer, by name."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Code of its newest trainer and of a worker: a file or package with the digest of its source, by role and name."""
     problem: str = ""
     """What ended the trainer, or what can't be read."""
 
@@ -254,6 +259,7 @@ def _read(root: Root) -> RunSummary:
         began_at=root.created_at or (_time(attempt.created_at) if attempt else None),
         parent=str(config["replay_batches"]) if None not in map(config.get, _OF_BRANCHES) else None,
         settings=_settings(root, attempt, problems),
+        code=_code(root, attempt, problems),
         problem=left_out("; ".join(filter(None, [reason, *problems])), _MOST_CHARACTERS),
     )
 
@@ -352,6 +358,27 @@ def _settings(root: Root, attempt: Attempt | None, problems: list[str]) -> dict[
     return {**_train_defaults(), **attempt.config, **run}
 
 
+def _code(root: Root, attempt: Attempt | None, problems: list[str]) -> dict[str, str]:
+    """Return the code of the newest trainer and of the newest life of the first slot, by role and name."""
+    lives = WORKERS.parsed(root.list(WORKERS.folder))
+    newest = min(lives, key=lambda found: (found.slot, -found.life), default=None)
+    claim = newest and _if_sound(lambda: WORKERS.read(root, newest.slot, newest.life), problems)
+    records = [*(attempt.code if attempt else ()), *(claim.code if claim else ())]
+    return dict(item for record in records for item in code_texts(record))
+
+
+def code_texts(record: Row) -> Iterator[tuple[str, str]]:
+    """Yield a code record's source and its imports as texts, by role and name; nothing for a data set."""
+    role, named = str(record.get("role")), str(record.get("name"))
+    if role == "environment" and is_questions(named):
+        return
+    name = f"{role} {comparable_name(named)}"
+    home = record.get("package") or PurePath(record.get("path") or "").name
+    digests = {"": record.get("sha256"), **(record.get("imports") or {})}
+    for part, digest in digests.items():
+        yield f"{name} {part}".strip(), f"{part or home} {str(digest or 'unknown')[:_DIGITS]}".strip()
+
+
 @cache
 def _train_defaults() -> Mapping[str, Any]:
     return {each.name: each.default for each in settings_of(TrainConfig) if each.default is not MISSING}
@@ -381,11 +408,18 @@ def _differing(summaries: Sequence[RunSummary]) -> Iterator[str]:
     recorded = [each for each in summaries if _OTHER in each.settings]
     for name in dict.fromkeys(name for each in summaries for name in each.settings if name not in _OF_BRANCHES):
         having = [each for each in summaries if name in each.settings and not (each.parent and name == "model")]
-        if name in NOT_ASKED_IF_NONE:
+        if name in FREE_IF_NONE:
             having = [each for each in having if each.settings[name] is not None]
         is_left_out = 0 < sum(name in each.settings for each in recorded) < len(recorded)
         if is_left_out or len({comparable(each, name) for each in having}) > 1:
             yield name
+
+
+def differing_code(summaries: Sequence[RunSummary]) -> list[str]:
+    """Return the roles and names of code that is not the same in all runs that have recorded code."""
+    having = [each.code for each in summaries if each.code]
+    names = dict.fromkeys(name for code in having for name in code)
+    return [name for name in names if len({code.get(name) for code in having}) > 1]
 
 
 def comparable(summary: RunSummary, name: str) -> str:
@@ -425,7 +459,8 @@ def _aside() -> frozenset[str]:
 def groups_by(summaries: Sequence[RunSummary], by: str | None = None) -> dict[str, str]:
     """Return the group of each run, by the run's label; a group's label is its settings, such as learning_rate=1e-06.
 
-    by: setting whose equal values make a group; None groups runs that differ in nothing that is learned but the seed.
+    by: setting whose equal values make a group; None groups runs that differ in nothing that is learned but the seed,
+    and have recorded no different code.
     Runs without settings have no group. Raises ConfigError for an unknown setting.
     """
     having = [each for each in summaries if each.settings]
@@ -433,11 +468,13 @@ def groups_by(summaries: Sequence[RunSummary], by: str | None = None) -> dict[st
         known = dict.fromkeys(name for each in having for name in each.settings)
         raise ConfigError(unknown_name("setting", by, known, listed=differing(having)))
     names = [by] if by is not None else [name for name in differing(having) if name not in {_SEED, *_aside()}]
-    return {each.label: _group(each, names) for each in having}
+    code = differing_code(having) if by is None else []
+    return {each.label: _group(each, names, code) for each in having}
 
 
-def _group(summary: RunSummary, names: Sequence[str]) -> str:
-    return ", ".join(f"{name}={setting_text(summary, name)}" for name in names) or "all runs"
+def _group(summary: RunSummary, names: Sequence[str], code: Sequence[str]) -> str:
+    parts = [f"{name}={setting_text(summary, name)}" for name in names]
+    return ", ".join([*parts, *(summary.code[name] for name in code if name in summary.code)]) or "all runs"
 
 
 def setting_text(summary: RunSummary, name: str) -> str:

@@ -221,14 +221,14 @@ def draw(status: RunStatus, columns: int = _MOST_COLUMNS) -> RenderableType:
     return Constrain(Panel(Group(*parts), title=title, expand=False), inner + _FRAME_WIDTH)
 
 
-_NARROW, _WIDE = 44, 240
-"""Columns of bars and curves, and of texts, which a page wraps."""
+_NARROW = 44
+"""Columns of bars and curves of a page, which wraps texts itself."""
 
 
 def as_texts(status: RunStatus) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the lines of the panel as names and texts, without diagnostics; and its tables, in full width."""
     lines = [
-        (name, _text_of(value, _WIDE))
+        (name, value.plain if isinstance(value, Text) else _text_of(value, _MOST_COLUMNS))
         for name, value in _lines(status, _NARROW)
         if name not in ("warning", "unreadable")
     ]

@@ -40,7 +40,7 @@ from ludic.root import (
     read_attempt,
     read_lease,
 )
-from ludic.root.rows import MetricsTail, list_files, list_versions, read_columns
+from ludic.root.rows import MetricsTail, list_files, list_versions, read_columns, steps_that_count
 from ludic.root.weights import latest_policy, read_policy
 from ludic.run import LEAPS, Diagnostic, DiagnosticLog, History, VersionSamples, find_leaps
 
@@ -212,15 +212,6 @@ def _eval_means(version: int, rows: pa.Table) -> list[EvalMeans]:
         )
         for row in means_of_evaluation(rows)
     ]
-
-
-def steps_that_count(rows: Mapping[CheckpointId, Row]) -> list[Row]:
-    """Return rows in order of steps, without steps that a later attempt has trained again."""
-    kept: list[Row] = []
-    for (_, step), row in sorted(rows.items(), reverse=True):
-        if not kept or step < kept[-1]["step"]:
-            kept.append(row)
-    return kept[::-1]
 
 
 def describe_step(row: Mapping[str, Any]) -> str:

@@ -38,6 +38,7 @@ from .query import rows_of as rows_of
 from .query import to_frame as to_frame
 from .reports import accuracy_by as accuracy_by
 from .reports import by_column as by_column
+from .reports import columns_to_group as columns_to_group
 from .reports import components_by_environment as components_by_environment
 from .reports import figure as figure
 from .reports import means as means
@@ -47,5 +48,6 @@ from .reports import rewards_by as rewards_by
 from .reports import steps_by as steps_by
 from .reports import steps_by_environment as steps_by_environment
 from .reports import texts as texts
+from .reports import value_of_example as value_of_example
 from .root_views import unreadable_records as unreadable_records
 from .synthetic import try_rules as try_rules

@@ -15,6 +15,7 @@ import duckdb
 import pyarrow as pa
 
 from ludic.errors import QueryError, one_line
+from ludic.records import plain_rows
 from ludic.root.root import Root
 from ludic.root.sql.connection import check_only_reads, connect, open_duckdb, seal
 from ludic.root.sql.library import reason_of, required_columns, run_query, where_filter
@@ -146,7 +147,7 @@ def _is_not_of_polars(kind: pa.DataType) -> bool:
 
 def ask(con: duckdb.DuckDBPyConnection, root: Root, sql: str, params: Mapping[str, Any] | None = None) -> list[dict]:
     """Return the rows of a query as dicts. Raises QueryError if it fails."""
-    return ask_table(con, root, sql, params).to_pylist(maps_as_pydicts="lossy")
+    return plain_rows(ask_table(con, root, sql, params), maps_as_dicts=True)
 
 
 def ask_table(

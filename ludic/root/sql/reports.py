@@ -6,7 +6,7 @@ Each file is one SELECT; its first comment says what it gives. Raises QueryError
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from string import Template
 from typing import Any
 
@@ -44,22 +44,52 @@ def by_column(con: duckdb.DuckDBPyConnection, name: str, rows: Folder = "rollout
     Raises QueryError, which lists columns and keys, for an unknown name; also for a column of lists, structs or maps.
     """
     try:
-        head = con.sql(f"from {rows} limit 0")
-        types = dict(zip(head.columns, head.types, strict=True))
+        types = _types(con, rows)
         if name in types:
             if types[name].id in _NESTED:
                 raise QueryError(f"column {name!r} holds a {types[name].id} in each row; wanted one value to group by")
             return '"' + name.replace('"', '""') + '"'
         for keys in ([name], *([name.split(".")] if "." in name else [])):
-            path = _on_one_line("".join(f"/{key.replace('~', '~0').replace('/', '~1')}" for key in keys))
             # `try`: other programs may have written a text that is not JSON.
-            if con.sql(f"from {rows} where try(json_exists(example_columns, {path})) limit 1").fetchall():
-                return f"try(json_extract_string(example_columns, {path}))"
-        found = [key for (key,) in con.sql(Template(_KEYS).substitute(rows=rows)).fetchall()]
+            if con.sql(f"from {rows} where try(json_exists(example_columns, {_path(keys)})) limit 1").fetchall():
+                return value_of_example(*keys)
+        found = _keys(con, rows)
     except (duckdb.Error, UnicodeEncodeError) as error:
         raise QueryError(f"column {name!r}: {reason_of(error)}") from error
-    plain = [column for column, type_ in types.items() if type_.id not in _NESTED]
-    raise QueryError(_unknown_column(name, found, plain, rows))
+    raise QueryError(_unknown_column(name, found, _plain(types), rows))
+
+
+def columns_to_group(con: duckdb.DuckDBPyConnection, rows: Folder = "rollouts") -> tuple[list[str], list[str]]:
+    """Return the names that `by_column` takes: keys of the data set, and columns of `rows`. Raises QueryError."""
+    try:
+        return _keys(con, rows), _plain(_types(con, rows))
+    except duckdb.Error as error:
+        raise QueryError(f"columns of the data set: {reason_of(error)}") from error
+
+
+def value_of_example(*keys: str) -> str:
+    """Return an SQL expression over rows of rollouts: a value of the JSON in `example_columns` as text.
+
+    keys: the path to it; they may come from outside. NULL in rows without it.
+    """
+    return f"try(json_extract_string(example_columns, {_path(keys)}))"
+
+
+def _path(keys: Sequence[str]) -> str:
+    return _on_one_line("".join(f"/{key.replace('~', '~0').replace('/', '~1')}" for key in keys))
+
+
+def _types(con: duckdb.DuckDBPyConnection, rows: Folder) -> dict[str, Any]:
+    head = con.sql(f"from {rows} limit 0")
+    return dict(zip(head.columns, head.types, strict=True))
+
+
+def _plain(types: Mapping[str, Any]) -> list[str]:
+    return [column for column, type_ in types.items() if type_.id not in _NESTED]
+
+
+def _keys(con: duckdb.DuckDBPyConnection, rows: Folder) -> list[str]:
+    return [key for (key,) in con.sql(Template(_KEYS).substitute(rows=rows)).fetchall()]
 
 
 def _on_one_line(text: str) -> str:

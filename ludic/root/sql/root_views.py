@@ -354,10 +354,19 @@ def _record_problem(root: Root, row: Records[Any, Any], name: str) -> str | None
         value = getattr(record, column.name)
         try:
             if value is not None and not pa.types.is_string(column.type):
-                pa.scalar(datetime.fromisoformat(value) if pa.types.is_timestamp(column.type) else value, column.type)
-        except (ValueError, OverflowError, pa.ArrowException) as error:
+                _check_fits(value, column.type)
+        except (ValueError, OverflowError) as error:
             return f"{root.url}/{name}: {column.name} is {value!r}, wanted {column.type} ({one_line(error)})"
     return None
+
+
+def _check_fits(value: Any, type_: pa.DataType) -> None:
+    """Raise ValueError for a text that is no time, OverflowError for a number that does not fit."""
+    # pa.scalar imports pandas if it is installed, which takes half a second.
+    if pa.types.is_timestamp(type_):
+        datetime.fromisoformat(value)
+    elif not -(1 << type_.bit_width - 1) <= value < 1 << type_.bit_width - 1:
+        raise OverflowError(f"it does not fit into {type_.bit_width} bits")
 
 
 def _schema_of_record(row: Records[Any, Any]) -> pa.Schema:

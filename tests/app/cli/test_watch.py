@@ -17,7 +17,7 @@ from rich.console import Console
 from strategies import make_batch
 
 from ludic.app.show.status import EvalMeans, RunStatus, Trainer, draw
-from ludic.app.show.watch import Watcher, steps_that_count
+from ludic.app.show.watch import Watcher
 from ludic.errors import MissingRootError
 from ludic.records.tables import arrow_schema
 from ludic.root.claims import LeaseState
@@ -289,13 +289,6 @@ def test_names_from_the_files_reach_the_terminal_as_text(status: RunStatus) -> N
     text = shown(replace(status, calls=[worker_row("w0", 10, env_name="[bold]\x1b[31mred")]))
     assert "\x1b" not in text
     assert "[bold]\\x1b[31mred" in text
-
-
-def test_steps_that_a_later_attempt_trained_anew_do_not_count() -> None:
-    # Attempt 1 reached step 5; attempt 2 went on from step 3 and has reached step 4.
-    rows = {(1, step): train_row(step) for step in range(1, 6)} | {(2, 4): train_row(4, attempt_id=2)}
-    kept = steps_that_count(rows)
-    assert [(each["attempt_id"], each["step"]) for each in kept] == [(1, 1), (1, 2), (1, 3), (2, 4)]
 
 
 def test_one_frame_of_a_run_that_has_ended(ludic, trained: Root) -> None:

@@ -25,6 +25,7 @@ from ludic.app.show.figures import (
     Mark,
     Series,
     figure_names,
+    looks,
     overlay,
     read_figure,
     read_figures,
@@ -123,11 +124,12 @@ def test_json_has_lists_as_long_as_x_and_none_in_gaps() -> None:
     found = data.to_json()
     assert found["x"] == [1, 2, 3]
     assert found["series"] == [
-        {"name": "a", "run": "", "band": False, "values": [0.5, None, None]}
+        {"name": "a", "run": "", "colour": 0, "dash": 0, "band": False, "values": [0.5, None, None]}
         | {"low": [0.0, None, None], "high": [None, None, None]},
-        {"name": "b", "run": "r", "band": False, "values": [None, None, 4.0], "low": [], "high": []},
+        {"name": "b", "run": "r", "colour": 1, "dash": 1, "band": False, "values": [None, None, 4.0]}
+        | {"low": [], "high": []},
     ]
-    assert found["marks"] == [{"x": 2, "label": "1", "text": "it"}]
+    assert found["marks"] == [{"x": 2, "label": "1", "text": "it", "colour": None}]
     rows = data.frame().fill_nan(-1).rows()
     assert rows[:2] == [(1, "", "a", 0.5, 0.0, math.inf), (3, "", "a", -1.0, None, None)]
     assert rows[2:] == [(2, "r", "b", None, None, None), (3, "r", "b", 4.0, None, None)]
@@ -148,7 +150,8 @@ def test_runs_of_one_group_become_their_mean_with_a_band() -> None:
     assert (mean.name, mean.run, mean.values) == ("all seeds", "all seeds", {1: pytest.approx(11 / 3), 2: 4.0})
     assert (mean.band, mean.intervals) == (True, {1: (1.0, 7.0), 2: (4.0, 4.0)})
     assert (alone.name, alone.run, alone.values, alone.band) == ("other", "other", {1: 9.0}, False)
-    assert laid.marks == [Mark(x=2, label="other 1", text="it fell")]
+    assert laid.marks == [Mark(x=2, label="other 1", text="it fell", run="other")]
+    assert [mark["colour"] for mark in laid.to_json()["marks"]] == [1]
     assert laid.notes == [
         "a note",
         "all seeds: mean of 3 runs, of 1 at some points; the band is from the lowest to the highest.",
@@ -163,6 +166,8 @@ def test_lines_of_several_runs_have_the_names_of_both_and_empty_runs_are_named()
         *(("b: k1", "b"), ("b: k3", "b")),
     ]
     assert laid.notes == ["c: no values."]
+    assert looks(laid.series) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert looks(laid.series, ["c", "b", "a"]) == [(2, 0), (2, 1), (1, 0), (1, 1)]
     with pytest.raises(ValueError, match="wanted one figure of several runs"):
         overlay({"a": two, "b": figure(name="entropy")})
     assert short_labels(["s3://b/one/run", "/tmp/two/run", "/tmp/x"]) == ["one/run", "two/run", "tmp/x"]

@@ -1,5 +1,6 @@
 """What another trainer records is what a root holds: rows, ledgers with their addresses, numbers, lives."""
 
+import json
 import math
 import subprocess
 import threading
@@ -326,11 +327,9 @@ def test_another_model_or_other_columns_or_a_run_of_ludic_are_refused_by_name(ur
     attempt = start_attempt(own)
     with pytest.raises(ConfigError, match="is a run that ludic trained, last as attempt 1"):
         ludic.record(own.url)
-    lease = own.read("attempts/1.lease").replace(b'"released": true', b'"released": false')
-    own.put(
-        "attempts/1.lease",
-        b"\n".join(line for line in lease.splitlines() if b"digest" not in line).replace(b"false,", b"false"),
-    )
+    lease = {**json.loads(own.read("attempts/1.lease")), "released": False}
+    del lease["digest"]
+    own.put("attempts/1.lease", json.dumps(lease).encode())
     with pytest.raises(OwnedError, match=f"ludic trains this run, as attempt {attempt.attempt_id} of"):
         ludic.record(own.url)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from ludic.app.show.figures import COLOURS, ErrorBar, FigureData, Mark, Series, Values
+from ludic.app.show.figures import COLOURS, NUM_DASHES, ErrorBar, FigureData, Mark, Series, Values, looks
 from ludic.base import NOT_ESTIMATED, number, plural
 
 WIDTH, HEIGHT = 420, 200
@@ -19,8 +19,6 @@ _MOST_POINTS = 120
 _MOST_DOTS = 40
 """Lines of up to this many points are drawn with a dot at each."""
 _DIGITS = 4
-NUM_DASHES = 5
-"""Dash patterns of the page's style. 8 colours and 5 patterns tell 40 lines apart, also in print without colours."""
 _MOST_VALUES = 12
 """Number of lines, those of the highest values, whose values a pointer shows."""
 _LONGEST_NAME = 40
@@ -111,7 +109,7 @@ def draw(data: FigureData, runs: Sequence[str] = ()) -> Figure:
     shown = [(each, values) for each, values in finite if values]
     num_left_out = sum(len(each.values) - len(values) for each, values in shown)
     bins = _bins(sorted({x for _, values in shown for x in values}))
-    styles = _styles([each for each, _ in shown], runs)
+    styles = [style(*look) for look in looks([each for each, _ in shown], runs)]
     binned = [_binned(style, each, values, bins) for style, (each, values) in zip(styles, shown, strict=True)]
     scale = _Scale.of(binned)
     xs = sorted({x for each in binned for x in each.means})
@@ -155,20 +153,6 @@ def _binned(style: str, series: Series, finite: Mapping[float, float], bins: Seq
 def style(colour: int, dash: int | None = None) -> str:
     """Return the classes of a line's colour and dash pattern, by their numbers. Those of number 0 are solid."""
     return f"c{colour % len(COLOURS)} d{(colour if dash is None else dash) % NUM_DASHES}"
-
-
-def _styles(series: Sequence[Series], runs: Sequence[str]) -> list[str]:
-    """Return the style of each line: of several runs the colour is the run's, and patterns tell its lines apart."""
-    if not runs:
-        return [style(index) for index in range(len(series))]
-    found: dict[str, int] = {}
-    styles = []
-    is_single = len({each.run for each in series}) == len(series)
-    for each in series:
-        line = found[each.run] = found.get(each.run, -1) + 1
-        colour = runs.index(each.run)
-        styles.append(style(colour, None if is_single else line))
-    return styles
 
 
 @dataclass(frozen=True, slots=True)

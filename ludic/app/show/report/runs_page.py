@@ -129,15 +129,8 @@ def _facts(runs: Runs, comparison: Comparison, settings: Sequence[str]) -> Itera
     left = len(settings) - _MOST_SETTINGS
     more = f" and {left:,} more" if left > 0 else ""
     yield f"they differ in {', '.join(settings[:_MOST_SETTINGS])}{more}" if settings else "no setting differs"
-    table = comparison.runs
-    rows = [row for row in (table.rewards if table else ()) if row["at"] == "step" and row["estimate"] is not None]
-    if not rows:
-        yield "no rewards to compare"
-        return
-    best = max(rows, key=lambda row: row["estimate"])
-    of = "" if best["low"] is None else f" ({number(best['low'], 3)} to {number(best['high'], 3)})"
-    name = best["run"] if "run" in best else best["group"]
-    yield f"highest reward up to step {best['amount']:,}: {name}, {number(best['estimate'], 3)}{of}"
+    if comparison.runs is not None:
+        yield comparison.runs.highest()
 
 
 def _row(

@@ -41,7 +41,7 @@ from ludic.app.show.web import (  # noqa: F401
     sql_box,
     training,
 )
-from ludic.app.show.web.pages import PAGES, Answer, Answers, Json, PageRequest, Redirect, Table, menu
+from ludic.app.show.web.pages import PAGES, AnyAnswer, JsonAnswer, PageAnswer, PageRequest, PageTable, Redirect, menu
 from ludic.app.show.web.site import Site
 from ludic.base import Result, plain_rows, to_plain, write_csv
 from ludic.base.printable import printable
@@ -209,14 +209,14 @@ async def _form(request: Request) -> dict[str, str]:
 # --- HTML, JSON and CSV ----------------------------------------------------------------------------------------------
 
 
-def _response(request: Request, page: PageRequest, answer: Answers) -> Response:
+def _response(request: Request, page: PageRequest, answer: AnyAnswer) -> Response:
     match answer:
         case Redirect():
             return RedirectResponse(answer.href, 303)
-        case Json():
+        case JsonAnswer():
             return _json(request, answer.value)
         case Result():
-            answer = Answer("result.html.j2", {"parts": list(answer.parts())})
+            answer = PageAnswer("result.html.j2", {"parts": list(answer.parts())})
     values = {"request": page, "title": answer.title or page.page.title, "menu": menu(), **answer.values}
     return HTMLResponse(_rendered(answer.template, values), answer.status)
 
@@ -254,14 +254,14 @@ def _json(request: Request, value: Any) -> Response:
     return Response(body, media_type="application/json", headers={"ETag": etag})
 
 
-def _table_of(answer: Answers, name: str) -> Table:
-    tables = {table.name: table for table in answer.tables} if isinstance(answer, Answer) else {}
+def _table_of(answer: AnyAnswer, name: str) -> PageTable:
+    tables = {table.name: table for table in answer.tables} if isinstance(answer, PageAnswer) else {}
     if name not in tables:
         raise UnknownIdError(f"this page has no table {name!r}; it has {', '.join(tables) or 'none'}")
     return tables[name]
 
 
-def _csv_chunks(page: PageRequest, table: Table) -> Iterator[bytes]:
+def _csv_chunks(page: PageRequest, table: PageTable) -> Iterator[bytes]:
     """Yield the CSV of a table, some rows at a time."""
     if table.query is None:
         names = list(dict.fromkeys(name for row in table.rows for name in row)) or list(table.columns)

@@ -2,7 +2,7 @@
 
 from ludic.app.show.lookup import UnknownIdError
 from ludic.app.show.web.conversation import page_links
-from ludic.app.show.web.pages import Answer, PageRequest, Table, page
+from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, page
 from ludic.app.show.web.texts import CHARACTERS_A_PAGE, page_of
 from ludic.root.sql import figure
 
@@ -10,12 +10,12 @@ _COLUMNS = ("role", "name", "path", "package", "sha256", "num_attempts", "num_li
 
 
 @page("code", "code", menu=70)
-def code(request: PageRequest) -> Answer:
+def code(request: PageRequest) -> PageAnswer:
     """The code of the run, or one file of it."""
     if request.query.get("sha256"):
         return _file(request, request.required("sha256"), request.required("path"))
     rows = request.data.ask(figure("code_files"), {}).to_dicts()
-    table = Table(
+    table = PageTable(
         name="code",
         rows=rows,
         columns=[name for name in _COLUMNS if any(row[name] is not None for row in rows)],
@@ -24,10 +24,10 @@ def code(request: PageRequest) -> Answer:
             "path": lambda row: row["path"] and request.link("code", sha256=row["sha256"], path=row["path"]),
         },
     )
-    return Answer("code.html.j2", {"table": table}, title="Code", tables=[table])
+    return PageAnswer("code.html.j2", {"table": table}, title="Code", tables=[table])
 
 
-def _file(request: PageRequest, sha256: str, path: str) -> Answer:
+def _file(request: PageRequest, sha256: str, path: str) -> PageAnswer:
     found = request.data.ask(figure("text_of_code"), {"sha256": sha256, "path": path}).to_dicts()
     if not found:
         raise UnknownIdError(f"no file {path!r} with sha256 {sha256[:12]} is stored with this run")
@@ -39,5 +39,5 @@ def _file(request: PageRequest, sha256: str, path: str) -> Answer:
         "back": request.link("code"),
         "about": f"{path}, sha256 {sha256}, used as {found[0]['names']}",
     }
-    whole = Table(name="text", rows=[{"text": text}], columns=("text",))
-    return Answer("text.html.j2", values, title=path, tables=[whole])
+    whole = PageTable(name="text", rows=[{"text": text}], columns=("text",))
+    return PageAnswer("text.html.j2", values, title=path, tables=[whole])

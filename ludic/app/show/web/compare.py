@@ -15,7 +15,7 @@ from ludic.app.show.web.conversation import (
     page_links,
     shown_messages,
 )
-from ludic.app.show.web.pages import Answer, PageRequest, page
+from ludic.app.show.web.pages import PageAnswer, PageRequest, page
 from ludic.app.show.web.rollout import colour_of, head_of, read_page_of_tokens, tokens_of
 from ludic.app.show.web.texts import CHARACTERS_A_PAGE, Difference, Piece, differ
 from ludic.app.show.web.tokens import advantage_scale
@@ -24,7 +24,7 @@ _ID_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class ComparedRollout:
     """One of the rollouts."""
 
     title: str
@@ -46,7 +46,7 @@ class ShownPair:
 
 
 @page("compare", "Compare")
-def compare(request: PageRequest) -> Answer:
+def compare(request: PageRequest) -> PageAnswer:
     """Two rollouts side by side."""
     color = colour_of(request, "none")
     with_stats = color in ("advantage", "ratio")
@@ -74,7 +74,7 @@ def compare(request: PageRequest) -> Answer:
         "colours": [(name, None if name == color else request.here(color=name)) for name in _SHOWN],
         "color": color,
     }
-    return Answer("compare.html.j2", values, title="Two rollouts")
+    return PageAnswer("compare.html.j2", values, title="Two rollouts")
 
 
 _SHOWN = ("none", "logprob", "advantage", "ratio", "mask")
@@ -91,12 +91,12 @@ def _num_common(a: Sequence[Any], b: Sequence[Any]) -> int:
     return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
 
 
-def _side(request: PageRequest, found: Sequence[Lookup], index: int) -> Side:
+def _side(request: PageRequest, found: Sequence[Lookup], index: int) -> ComparedRollout:
     own, other = found[index], found[1 - index]
     row, best = own.rows[0], best_sibling(own, own.rows[0])
     names = ("a", "b")
     is_shown = best is None or best["rollout_id"] == other.rows[0]["rollout_id"]
-    return Side(
+    return ComparedRollout(
         title=f"…{row['rollout_id'][-_ID_DIGITS:]}, version {row['version']}",
         href=request.link("rollout", id=row["rollout_id"]),
         head=head_of(request, own),

@@ -1,21 +1,19 @@
 """Messages, facts and members of a group as the pages show them; long texts and tables with links to the rest."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ludic.app.show.transcript import Lookup, cause_of, fate_of
-from ludic.app.show.web.pages import PageRequest, Table
+from ludic.app.show.web.pages import PageRequest, PageTable
 from ludic.app.show.web.texts import beginning
-from ludic.records import comparable_reward
+from ludic.records import Row, comparable_reward
 
 MESSAGES_A_PAGE = 50
 _CALLS_A_MESSAGE = 20
 """Tool calls of a message that a page shows; a page of its own has all of them."""
 _MOST_COMPONENTS = 6
 """Components of rewards that a table shows as columns; its CSV has all."""
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,18 +106,18 @@ ROWS_A_PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class PagedTable:
+class PagedRows:
     """Some rows of a table, and links to the others."""
 
-    table: Table
+    table: PageTable
     pages: Sequence[tuple[str, str | None]]
 
 
-def paged(request: PageRequest, table: Table, parameter: str, size: int = ROWS_A_PAGE) -> PagedTable:
+def paged(request: PageRequest, table: PageTable, parameter: str, size: int = ROWS_A_PAGE) -> PagedRows:
     """Return the rows of a table from the row on that a parameter of the address names."""
     current = page_index(request, parameter, len(table.rows), size)
     some = replace(table, rows=table.rows[current * size : (current + 1) * size])
-    return PagedTable(some, page_links(request, parameter, len(table.rows), size, table.name))
+    return PagedRows(some, page_links(request, parameter, len(table.rows), size, table.name))
 
 
 def page_index(request: PageRequest, parameter: str, count: int, size: int) -> int:
@@ -156,7 +154,7 @@ def uses_by_rollout(found: Lookup) -> dict[str, dict[str, Any]]:
     return {use["rollout_id"]: use for use in reversed(found.group_uses)}
 
 
-def members(request: PageRequest, found: Lookup, *, but: str | None = None, name: str = "rollouts") -> Table:
+def members(request: PageRequest, found: Lookup, *, but: str | None = None, name: str = "rollouts") -> PageTable:
     """Return the rollouts of a group as a table. but: rollout_id of a row that is left out."""
     uses = uses_by_rollout(found)
     rows = [_member(row, uses.get(row["rollout_id"])) for row in found.group if row["rollout_id"] != but]
@@ -182,7 +180,7 @@ def members(request: PageRequest, found: Lookup, *, but: str | None = None, name
     }
     titles = {"group_index": "index", **{f"component {each}": each for each in components}}
     columns = [column for column, is_shown in shown.items() if is_shown]
-    return Table(name=name, rows=rows, columns=columns, titles=titles, links=links)
+    return PageTable(name=name, rows=rows, columns=columns, titles=titles, links=links)
 
 
 def _member(row: Row, use: dict[str, Any] | None) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ludic.app.show.transcript import Lookup, cause_of, children_of, end_of_step, fate_of
-from ludic.app.show.web.conversation import Row, paged, uses_by_rollout
-from ludic.app.show.web.pages import Answer, PageRequest, Table, page
-from ludic.records import MAX_TOKENS, add_rewards, ended_by
+from ludic.app.show.web.conversation import paged, uses_by_rollout
+from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, page
+from ludic.records import MAX_TOKENS, Row, add_rewards, ended_by
 
 _INDENT = "\N{NO-BREAK SPACE}" * 3
 _MOST_INDENT = 20
@@ -14,7 +14,7 @@ _ID_DIGITS = 12
 
 
 @page("episode", "Episode")
-def episode(request: PageRequest) -> Answer:
+def episode(request: PageRequest) -> PageAnswer:
     """The tree of an episode, found by one of its rollouts, and this rollout's turns."""
     found = request.data.find(request.required("id"), trained=False)
     row = found.rows[0]
@@ -25,12 +25,12 @@ def episode(request: PageRequest) -> Answer:
         "turns": paged(request, turns, "turn"),
         "rollout_href": request.link("rollout", id=row["rollout_id"]),
     }
-    return Answer(
+    return PageAnswer(
         "episode.html.j2", values, title=f"Episode …{row['episode_id'][-_ID_DIGITS:]}", tables=[agents, turns]
     )
 
 
-def agents_table(request: PageRequest, found: Lookup) -> Table:
+def agents_table(request: PageRequest, found: Lookup) -> PageTable:
     """Return the rows of an episode, each below the agent that called it."""
     uses = uses_by_rollout(found)
     rows = [
@@ -59,7 +59,7 @@ def agents_table(request: PageRequest, found: Lookup) -> Table:
     links = {"rollout_id": lambda row: request.link("episode", id=row["rollout_id"])}
     if request.page.name != "episode":
         links = {"rollout_id": lambda row: request.link("rollout", id=row["rollout_id"])}
-    return Table(name="agents", rows=rows, columns=columns, titles=titles, links=links)
+    return PageTable(name="agents", rows=rows, columns=columns, titles=titles, links=links)
 
 
 def _branch(level: int) -> str:
@@ -97,7 +97,7 @@ def _with_calls(row: Row, children: list[Row]) -> Iterator[tuple[Row, Row | None
 # --- Turns -----------------------------------------------------------------------------------------------------------
 
 
-def turns_table(request: PageRequest, row: Row) -> Table:
+def turns_table(request: PageRequest, row: Row) -> PageTable:
     """Return the turns of a rollout: actions, calls with their results, and answers of the environment.
 
     reward: of a step of the environment. token_reward: sum of the rewards at the tokens of an agent's turn.
@@ -115,7 +115,7 @@ def turns_table(request: PageRequest, row: Row) -> Table:
         for name in ("turn", "who", "text", "reward", "token_reward", "tokens", "end")
         if name == "turn" or any(turn[name] is not None for turn in rows)
     ]
-    return Table(name="turns", rows=rows, columns=columns, titles={"token_reward": "reward at tokens"}, links=links)
+    return PageTable(name="turns", rows=rows, columns=columns, titles={"token_reward": "reward at tokens"}, links=links)
 
 
 def _turns(row: Row) -> Iterator[dict[str, Any]]:

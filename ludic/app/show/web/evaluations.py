@@ -7,8 +7,8 @@ from typing import Any
 from ludic.app.show.evaluations import Evaluation, measure_title
 from ludic.app.show.figures import evaluation_figures
 from ludic.app.show.report.page import comparison_section
-from ludic.app.show.web.conversation import PagedTable, paged
-from ludic.app.show.web.pages import Answer, PageRequest, Table, page
+from ludic.app.show.web.conversation import PagedRows, paged
+from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, page
 from ludic.base import Frame
 from ludic.errors import ConfigError
 from ludic.eval import Chosen, MeasureConfig, numbers, stored_versions
@@ -18,7 +18,7 @@ _CHANGES = ("gained", "lost", "equal")
 
 
 @page("evaluations", "evaluations", menu=50)
-def evaluations(request: PageRequest) -> Answer:
+def evaluations(request: PageRequest) -> PageAnswer:
     """Measures of the stored evaluations by version, as curves and as tables."""
     config = MeasureConfig()
     with _connections(request) as connections:
@@ -28,7 +28,7 @@ def evaluations(request: PageRequest) -> Answer:
         found = numbers(root, config, Chosen(versions=versions), con=con) if versions else None
     if found is None:
         nothing: dict[str, Any] = {"tables": [], "figures": [], "versions": [], "pair": None}
-        return Answer("evaluations.html.j2", nothing, title="Evaluations")
+        return PageAnswer("evaluations.html.j2", nothing, title="Evaluations")
     shown = Evaluation(url=root.url, numbers=found, confidence=config.confidence)
     tables = [table_of(part) for part in shown.parts() if isinstance(part, Frame)]
     values: dict[str, Any] = {
@@ -37,11 +37,11 @@ def evaluations(request: PageRequest) -> Answer:
         "versions": versions,
         "pair": (versions[0], versions[-1]) if len(versions) > 1 else None,
     }
-    return Answer("evaluations.html.j2", values, title="Evaluations", tables=tables)
+    return PageAnswer("evaluations.html.j2", values, title="Evaluations", tables=tables)
 
 
 @page("paired", "Comparison")
-def paired_comparison(request: PageRequest) -> Answer:
+def paired_comparison(request: PageRequest) -> PageAnswer:
     """Two evaluated versions on the same examples: differences with intervals, and the examples that changed."""
     a, b = (_version(request, name) for name in ("a", "b"))
     with _connections(request) as connections:
@@ -64,7 +64,7 @@ def paired_comparison(request: PageRequest) -> Answer:
         "env_links": _example_links(request, found["rows"]),
     }
     title = f"Version {b} compared with version {a}"
-    return Answer("paired.html.j2", values, title=title, tables=[differences, examples.table])
+    return PageAnswer("paired.html.j2", values, title=title, tables=[differences, examples.table])
 
 
 @contextmanager
@@ -82,16 +82,16 @@ def _version(request: PageRequest, name: str) -> str:
     return text
 
 
-def table_of(frame: Frame) -> Table:
+def table_of(frame: Frame) -> PageTable:
     """Return a frame of a result as a table of a page, with its derived columns."""
     rows = [{**row, **{name: of(row) for name, of in frame.derived.items()}} for row in frame.rows]
     titles = dict(frame.titles)
-    return Table(
+    return PageTable(
         name=frame.name, rows=rows, columns=frame.shown, titles=titles, heading=frame.heading or frame.name.capitalize()
     )
 
 
-def _examples(request: PageRequest, examples: Any) -> PagedTable:
+def _examples(request: PageRequest, examples: Any) -> PagedRows:
     """Return the examples of both sides with their values, those that changed most first."""
     change = request.query.get("change")
     if change and change not in _CHANGES:
@@ -110,7 +110,7 @@ def _examples(request: PageRequest, examples: Any) -> PagedTable:
     ]
     rows = [row for row in rows if not change or row["change"] == change]
     rows.sort(key=lambda row: (-abs(row["difference"]), row["env_name"], row["env_example_id"]))
-    table = Table(
+    table = PageTable(
         name="examples",
         rows=rows,
         columns=("change", "env_name", "env_example_id", "measure", "value_a", "value_b", "difference"),

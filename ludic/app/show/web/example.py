@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import polars as pl
@@ -11,7 +12,6 @@ from ludic.app.show.transcript import prompt_of, with_messages
 from ludic.app.show.web.conversation import (
     MESSAGES_A_PAGE,
     Fact,
-    Row,
     ShownMessage,
     extremes,
     members,
@@ -21,8 +21,9 @@ from ludic.app.show.web.conversation import (
     shown_messages,
     shown_text,
 )
-from ludic.app.show.web.pages import Answer, PageRequest, Table, page
+from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, page
 from ludic.base import number, plural
+from ludic.records import Row
 from ludic.root.sql import figure
 
 _VERSIONS_A_PAGE = 6
@@ -36,7 +37,7 @@ _ID_DIGITS = 12
 
 
 @page("group", "Group")
-def group(request: PageRequest) -> Answer:
+def group(request: PageRequest) -> PageAnswer:
     """The rollouts of a group, and its best and worst answers."""
     part = request.required("id")
     with request.data.reading() as con:
@@ -58,13 +59,13 @@ def group(request: PageRequest) -> Answer:
         if len(shown) > 1
         else None,
     }
-    return Answer("group.html.j2", values, title=f"Group …{first['group_id'][-_ID_DIGITS:]}", tables=[table])
+    return PageAnswer("group.html.j2", values, title=f"Group …{first['group_id'][-_ID_DIGITS:]}", tables=[table])
 
 
 def _facts_of_group(request: PageRequest, rows: Sequence[Row]) -> list[Fact]:
     first = rows[0]
     rewards = [row["episode_reward"] for row in rows if row["episode_reward"] is not None and not row["depth"]]
-    mean = number(sum(rewards) / len(rewards), 4) if rewards else "not scored"
+    mean = number(fmean(rewards), 4) if rewards else "not scored"
     of = f"{number(min(rewards), 4)} to {number(max(rewards), 4)} of {len(rewards)} scored" if rewards else ""
     example = request.link("example", env=first["env_name"], id=first["env_example_id"])
     return [
@@ -104,7 +105,7 @@ class ShownAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class ExampleColumn:
     """The answers of one version."""
 
     version: int
@@ -117,7 +118,7 @@ class Column:
 
 
 @page("example", "Example")
-def example(request: PageRequest) -> Answer:
+def example(request: PageRequest) -> PageAnswer:
     """One example's answers, a column for each version, newest first; of one version all of them."""
     env_name, example_id = request.required("env"), request.required("id")
     answers = request.data.ask(figure("answers_of_example"), {"env_name": env_name, "id": example_id})
@@ -140,7 +141,7 @@ def example(request: PageRequest) -> Answer:
     texts = _texts(request, found)
     shown = next((row for row in found if texts[row["rollout_id"]]["messages"]), None)
     prompt = prompt_of(texts[shown["rollout_id"]]["messages"]) if shown else []
-    table = Table(
+    table = PageTable(
         name="versions",
         rows=versions,
         columns=("version", "reward_mean", "accuracy", "num_answers", "num_samples", "num_scored"),
@@ -158,7 +159,7 @@ def example(request: PageRequest) -> Answer:
         "only": only and only["version"],
         "all_href": request.here(version=None, column=None, answer=None),
     }
-    return Answer("example.html.j2", values, title=f"{env_name}, example {example_id}", tables=[table])
+    return PageAnswer("example.html.j2", values, title=f"{env_name}, example {example_id}", tables=[table])
 
 
 def _by_version(answers: pl.DataFrame) -> list[dict[str, Any]]:
@@ -202,9 +203,9 @@ def _texts(request: PageRequest, answers: Sequence[Row]) -> dict[str, dict[str, 
     return found
 
 
-def _column(request: PageRequest, row: Row, answers: Sequence[Row], texts: Mapping[str, Row]) -> Column:
+def _column(request: PageRequest, row: Row, answers: Sequence[Row], texts: Mapping[str, Row]) -> ExampleColumn:
     samples = f", {plural(row['num_samples'], 'sample')} of evaluations" if row["num_samples"] else ""
-    return Column(
+    return ExampleColumn(
         version=row["version"],
         reward="not scored" if row["reward_mean"] is None else number(row["reward_mean"], 4),
         counts=plural(row["num_answers"], "answer") + samples,

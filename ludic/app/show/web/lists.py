@@ -4,6 +4,7 @@ A list's address holds its scope (env_name=..., version=...), the user's predica
 A predicate or an order that fails is shown beside its box.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,9 @@ from ludic.app.show.data import (
     searched,
     versions,
 )
-from ludic.app.show.web.pages import Answer, PageRequest, Row, RowLink, Table, page
+from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, RowLink, page
 from ludic.errors import ConfigError, QueryError, one_line
+from ludic.records import Row
 
 _ROWS = 50
 _MOST_ROWS = 500
@@ -39,6 +41,8 @@ _SCOPES: Mapping[str, Callable[[str], Any]] = {
 """Columns that an address may fix to a value, and how the value is read."""
 _HINTS = ("correct", "not correct and episode_reward > 0", "error is not null", "incomplete_completion")
 """Predicates over rollouts that people often ask for."""
+_KEYS_S = 30.0
+"""Seconds after which the columns of the data set are looked up again."""
 _COMPONENTS = "components"
 """Column of the reward's components, which is read for the rows of a page, as texts are."""
 _HIDDEN = ("rollout_id", "version")
@@ -46,7 +50,7 @@ _HIDDEN = ("rollout_id", "version")
 
 
 @page("versions", "versions", menu=20)
-def show_versions(request: PageRequest) -> Answer:
+def show_versions(request: PageRequest) -> PageAnswer:
     """The policy versions that sampled rollouts, or evaluations, by environment."""
     table = _table(request)
 
@@ -61,7 +65,7 @@ def show_versions(request: PageRequest) -> Answer:
 
 
 @page("environments", "environments", menu=30)
-def show_environments(request: PageRequest) -> Answer:
+def show_environments(request: PageRequest) -> PageAnswer:
     """The environments, each over all versions."""
     table = _table(request)
 
@@ -76,7 +80,7 @@ def show_environments(request: PageRequest) -> Answer:
 
 
 @page("examples", "examples", menu=40)
-def show_examples(request: PageRequest) -> Answer:
+def show_examples(request: PageRequest) -> PageAnswer:
     """The examples, each over all versions; the worst first."""
     listing = examples(**_scope(request, "env_name"))
 
@@ -94,7 +98,7 @@ def show_examples(request: PageRequest) -> Answer:
 
 
 @page("groups", "groups", menu=50)
-def show_groups(request: PageRequest) -> Answer:
+def show_groups(request: PageRequest) -> PageAnswer:
     """The groups: rollouts of one example that share a baseline. Of the newest version, unless the address says."""
     scope = _scope(request, "version", "env", "env_name")
     of_all = request.query.get("versions") == "all"
@@ -112,11 +116,12 @@ def show_groups(request: PageRequest) -> Answer:
 
 
 @page("rollouts", "rollouts", menu=60)
-def show_rollouts(request: PageRequest) -> Answer:
+def show_rollouts(request: PageRequest) -> PageAnswer:
     """The rollouts, or those of evaluations, with their texts and rewards."""
     table = _table(request)
     with_training = table == "rollouts" and request.query.get("training") == "1"
-    listing = rollouts(table, with_training=with_training, **_scope(request, *_SCOPES))
+    keys = request.kept(f"keys of {table}", int(time.monotonic() // _KEYS_S), lambda: request.data.keys(table))
+    listing = rollouts(table, with_training=with_training, keys=keys, **_scope(request, *_SCOPES))
     if text := request.query.get("search", ""):
         listing = searched(listing, text)
 
@@ -184,7 +189,7 @@ def _listed(
     others: Mapping[str, str] | None = None,
     can_search: bool = False,
     title: str = "",
-) -> Answer:
+) -> PageAnswer:
     """Return the page of a list. columns: shown, also those that are read for the rows of the page alone.
 
     others: addresses of related lists by their names. can_search: whether the list has a box for a search in texts.
@@ -197,7 +202,7 @@ def _listed(
     rows, total, problem = _rows(request, listing, where, order, first, num_rows)
     shown = _informative(columns or listing.columns, listing, rows)
     whole = WHOLE_TEXTS if listing.kind == "rollout" else ""
-    table = Table(
+    table = PageTable(
         name=listing.kind + "s",
         rows=rows,
         columns=shown,
@@ -228,7 +233,7 @@ def _listed(
         "kept": {name: value for name, value in request.query.items() if name not in ("where", "search", "first")},
     }
     named = title or request.page.title + (" of evaluations" if listing.table == "evals" else "")
-    return Answer("list.html.j2", values, title=named, tables=[table], status=400 if problem else 200)
+    return PageAnswer("list.html.j2", values, title=named, tables=[table], status=400 if problem else 200)
 
 
 def _rows(

@@ -4,24 +4,33 @@ The page itself reads almost nothing: its script asks for the state and the curv
 run has stored new metrics.
 """
 
+import time
 from typing import Any
 
 from ludic.app.show.data import RunData
-from ludic.app.show.figures import FigureData, figure_names, read_figure, read_figures
+from ludic.app.show.figures import ENVIRONMENT, FigureData, figure_names, read_figure, read_figures
 from ludic.app.show.status import as_texts
-from ludic.app.show.web.pages import Answer, Json, PageRequest, Table, page
+from ludic.app.show.web.pages import JsonAnswer, PageAnswer, PageRequest, PageTable, page
 from ludic.app.show.web.site import Site
 from ludic.root.rows import metrics_file_names
 
 
 @page("overview", "overview", menu=10)
-def overview(request: PageRequest) -> Answer:
+def overview(request: PageRequest) -> PageAnswer:
     """What there is, and places for what the script reads."""
     (counts,) = request.data.ask_rows(_COUNTS, {})
-    values = {"counts": counts, "by": request.query.get("by", ""), "notices": request.site.notices()}
-    return Answer("overview.html.j2", values)
+    keys, columns = request.kept("columns", int(time.monotonic() // _COLUMNS_S), request.data.columns_to_group)
+    values = {
+        "counts": counts,
+        "by": request.query.get("by", ""),
+        "names": dict.fromkeys([*keys, ENVIRONMENT, *columns]),
+        "notices": request.site.notices(),
+    }
+    return PageAnswer("overview.html.j2", values)
 
 
+_COLUMNS_S = 30.0
+"""Seconds after which the columns of the data set are looked up again."""
 _COUNTS = """
 select
     (select count(*) from rollouts) as rollouts,
@@ -31,12 +40,12 @@ select
 
 
 @page("state", "state")
-def state(request: PageRequest) -> Json:
+def state(request: PageRequest) -> JsonAnswer:
     """The state of the run, as `ludic watch` shows it."""
     status = request.data.status()
     lines, tables = as_texts(status)
     facts, more = ([line for line in lines if (line[0] in _FIRST) is is_first] for is_first in (True, False))
-    return Json({"facts": facts, "more": more, "tables": tables, "unreadable": list(status.unreadable)})
+    return JsonAnswer({"facts": facts, "more": more, "tables": tables, "unreadable": list(status.unreadable)})
 
 
 _FIRST = ("trainer", "step", "balance", "dropped")
@@ -44,11 +53,11 @@ _FIRST = ("trainer", "step", "balance", "dropped")
 
 
 @page("figures", "figures")
-def figures(request: PageRequest) -> Json:
+def figures(request: PageRequest) -> JsonAnswer:
     """All curves of steps, and the warnings."""
     by = request.query.get("by") or None
     found, warnings = _of_steps(request.site, request.label, request.data, by)
-    return Json({"figures": _linked(request, found, by), "warnings": warnings})
+    return JsonAnswer({"figures": _linked(request, found, by), "warnings": warnings})
 
 
 def _of_steps(site: Site, label: str, data: RunData, by: str | None) -> tuple[list[FigureData], list[str]]:
@@ -72,7 +81,7 @@ def _linked(request: PageRequest, found: list[FigureData], by: str | None = None
 
 
 @page("figure", "figure")
-def one_figure(request: PageRequest) -> Answer:
+def one_figure(request: PageRequest) -> PageAnswer:
     """One curve, and the table of its numbers."""
     name, by = request.required("name"), request.query.get("by") or None
     with request.data.reading() as con:
@@ -81,9 +90,9 @@ def one_figure(request: PageRequest) -> Answer:
     names = different([data.x_name, *(each.name for each in data.series)])
     columns = [values["x"], *(each["values"] for each in values["series"])]
     rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-    table = Table(name="numbers", rows=rows, columns=names)
+    table = PageTable(name="numbers", rows=rows, columns=names)
     shown = {"figure": values, "table": table, "names": figure_names()}
-    return Answer("figure.html.j2", shown, title=data.title, tables=[table])
+    return PageAnswer("figure.html.j2", shown, title=data.title, tables=[table])
 
 
 def different(names: list[str]) -> list[str]:

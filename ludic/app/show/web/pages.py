@@ -3,11 +3,11 @@
 To add a page, write a function in a module of this folder that answering.py imports, and its template in templates/:
 
     @page("group", "Group")                         # at /group?id=..., or of a folder of runs at /r/LABEL/group?id=...
-    def group(request: PageRequest) -> Answer:
+    def group(request: PageRequest) -> PageAnswer:
         rows = request.data.ask(figure("rollouts_of_groups"), {"ids": [request.required("id")]}).to_dicts()
         links = {"rollout_id": lambda row: request.link("rollout", id=row["rollout_id"])}
-        rollouts = Table(name="rollouts", rows=rows, columns=("rollout_id", "episode_reward"), links=links)
-        return Answer("group.html.j2", {"rollouts": rollouts}, title="group ...", tables=[rollouts])
+        rollouts = PageTable(name="rollouts", rows=rows, columns=("rollout_id", "episode_reward"), links=links)
+        return PageAnswer("group.html.j2", {"rollouts": rollouts}, title="group ...", tables=[rollouts])
 
     {% extends "base.html.j2" %}
     {% import "macros.html.j2" as show %}
@@ -18,9 +18,9 @@ To add a page, write a function in a module of this folder that answering.py imp
 - A page with a `menu` is in the menu of a run, in that order; it takes no parameters that it can't do without.
 - `request.data` (ludic.app.show.data.RunData) is of this request alone: its queries end if the browser goes away. SQL
   of this package is in ludic/root/sql/figures/. A user's SQL goes only through `ask`, `rows` and `stream` of it.
-- A page may also return a Result, whose parts are shown, Json for a script, or a Redirect. Errors of ludic that it
-  raises become a page with that line: 404 for UnknownIdError, else 400.
-- Each Table in `tables` downloads as CSV from the same address with csv=NAME.
+- A page may also return a Result, whose parts are shown, JsonAnswer for a script, or a Redirect. Errors of ludic
+  that it raises become a page with that line: 404 for UnknownIdError, else 400.
+- Each PageTable in `tables` downloads as CSV from the same address with csv=NAME.
 - Templates escape every value. The page's policy forbids inline scripts and style attributes, so colours are classes
   of static/page.css, and behaviour is in static/page.js. Nothing comes from a network.
 - Only pages with `posts=True` get POST requests, with `request.form`; the server has checked their origin.
@@ -39,6 +39,7 @@ from ludic.app.show.web.site import Site
 from ludic.base import Frame, Result, column_format
 from ludic.base.printable import printable
 from ludic.errors import ConfigError
+from ludic.records import Row
 
 _MOST_CHARACTERS = 120
 """Characters of a text in a cell of a table; its CSV has the whole text."""
@@ -121,7 +122,6 @@ class PageRequest:
 
 # --- Answers ---------------------------------------------------------------------------------------------------------
 
-Row = Mapping[str, Any]
 RowLink = Callable[[Row], str | None]
 
 
@@ -138,7 +138,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class PageTable:
     """A table of a page, which downloads as CSV."""
 
     name: str
@@ -157,7 +157,7 @@ class Table:
     """SQL and parameters of the rows of the CSV; None: `rows` are all rows, and the CSV has all of their columns."""
 
     @classmethod
-    def of(cls, frame: Frame, links: Mapping[str, RowLink] | None = None) -> "Table":
+    def of(cls, frame: Frame, links: Mapping[str, RowLink] | None = None) -> "PageTable":
         """Return the table of a frame of a Result. Its CSV has all columns of all rows."""
         rows = [{**row, **{name: of(row) for name, of in frame.derived.items()}} for row in frame.rows]
         heading = frame.heading or (frame.name if frame.has_heading else "")
@@ -205,20 +205,20 @@ def _cell(format: Any, value: Any, href: str | None) -> Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PageAnswer:
     """A page: a template of templates/ and its values. Every template also has `request`, `title` and `menu`."""
 
     template: str
     values: Mapping[str, Any]
     title: str = ""
     """What is shown, such as "rollout 0199..."; the title of the page by default."""
-    tables: Sequence[Table] = ()
+    tables: Sequence[PageTable] = ()
     """Tables that download as CSV."""
     status: int = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Json:
+class JsonAnswer:
     """Values for a script of the page; the server adds an ETag, and answers 304 if nothing is new."""
 
     value: Any
@@ -231,8 +231,8 @@ class Redirect:
     href: str
 
 
-Answers = Answer | Result | Json | Redirect
-PageFunction = Callable[[PageRequest], Answers]
+AnyAnswer = PageAnswer | Result | JsonAnswer | Redirect
+PageFunction = Callable[[PageRequest], AnyAnswer]
 
 
 # --- The registry ----------------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """Pages of one rollout: all that is known of it, its texts, calls and tokens one page at a time, and its labels."""
 
+import json
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, get_args
 
 from ludic.app.show.lookup import UnknownIdError
@@ -26,7 +28,7 @@ from ludic.app.show.web.conversation import (
     shown_text,
 )
 from ludic.app.show.web.episode import agents_table, turns_table
-from ludic.app.show.web.pages import Answer, PageRequest, Redirect, Table, page
+from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, Redirect, page
 from ludic.app.show.web.texts import CHARACTERS_A_PAGE, page_of, texts_of
 from ludic.app.show.web.tokens import TOKENS_A_PAGE, advantage_scale, coloured, legend, own_advantage, read_tokens
 from ludic.base import cell, number, plural
@@ -37,12 +39,14 @@ from ludic.run import is_recorded_run
 
 COLOURS: Sequence[Color] = get_args(Color)
 _ID_DIGITS = 12
+_MOST_COLUMNS, _LONGEST_VALUE = 40, 200
+"""Columns of the data set that are shown, and characters of one."""
 _MOST_MARK_CHARACTERS = 200
 _MOST_NOTE_CHARACTERS = 10_000
 
 
 @page("rollout", "Rollout")
-def rollout(request: PageRequest) -> Answer:
+def rollout(request: PageRequest) -> PageAnswer:
     """Everything about one rollout."""
     color = colour_of(request, "logprob")
     found = request.data.find(request.required("id"), trained=color in ("advantage", "ratio"))
@@ -56,6 +60,7 @@ def rollout(request: PageRequest) -> Answer:
         "row": row,
         "head": head_of(request, found),
         "best": best_sibling(found, row),
+        "columns": columns_of(request, row),
         "wanted": shown_text(request, row, "wanted", row["wanted"]),
         "error": shown_text(request, row, "error", row["error"]),
         "traceback": shown_text(request, row, "traceback", row["traceback"]),
@@ -73,7 +78,7 @@ def rollout(request: PageRequest) -> Answer:
         "example_href": _example(request, row),
     }
     tables += [table for table in (agents, turns) if table is not None]
-    return Answer("rollout.html.j2", values, title=f"Rollout …{row['rollout_id'][-_ID_DIGITS:]}", tables=tables)
+    return PageAnswer("rollout.html.j2", values, title=f"Rollout …{row['rollout_id'][-_ID_DIGITS:]}", tables=tables)
 
 
 def colour_of(request: PageRequest, default: Color) -> Color:
@@ -108,6 +113,29 @@ def head_of(request: PageRequest, found: Lookup) -> list[Fact]:
         Fact("example", f"{row['env_name']} {row['env_example_id']}", _example(request, row)),
     ]
     return [fact for fact in facts if fact.text]
+
+
+def columns_of(request: PageRequest, row: dict[str, Any]) -> list[Fact]:
+    """Return the columns that the data set has for the example, cut; the last fact leads to their whole text."""
+    text = row["example_columns"]
+    if not text:
+        return []
+    try:
+        found = json.loads(text)
+    except ValueError:  # another program has written it
+        found = None
+    values = {str(name): _plain(value) for name, value in found.items()} if isinstance(found, dict) else {}
+    facts = [Fact(name, cell(value, _LONGEST_VALUE).plain) for name, value in islice(values.items(), _MOST_COLUMNS)]
+    if 0 < len(values) <= _MOST_COLUMNS and all(len(value) <= _LONGEST_VALUE for value in values.values()):
+        return facts
+    return [
+        *facts,
+        Fact("all of it", f"{len(text):,} characters", request.link("text", id=row["rollout_id"], name="columns")),
+    ]
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _example(request: PageRequest, row: dict[str, Any]) -> str:
@@ -173,7 +201,7 @@ def read_page_of_tokens(request: PageRequest, row: dict[str, Any]) -> tuple[int,
 
 
 @page("response", "Response")
-def response(request: PageRequest) -> Answer:
+def response(request: PageRequest) -> PageAnswer:
     """The tokens of a response as a table."""
     found = request.data.find(request.required("id"))
     row = found.rows[0]
@@ -181,7 +209,7 @@ def response(request: PageRequest) -> Answer:
     first, some = read_page_of_tokens(request, row)
     advantage = found.uses[0]["advantage"] if found.uses else None
     rows = [_token_row(index, token, advantage) for index, token in enumerate(some, start=first)]
-    table = Table(name="response", rows=rows, columns=list(rows[0]) if rows else ["index"])
+    table = PageTable(name="response", rows=rows, columns=list(rows[0]) if rows else ["index"])
     values = {
         "rows": table,
         "length": length,
@@ -189,7 +217,7 @@ def response(request: PageRequest) -> Answer:
         "back": request.link("rollout", id=row["rollout_id"]),
     }
     title = f"Tokens of rollout …{row['rollout_id'][-_ID_DIGITS:]}"
-    return Answer("response.html.j2", values, title=title, tables=[table])
+    return PageAnswer("response.html.j2", values, title=title, tables=[table])
 
 
 def _token_row(index: int, token: TokenRow, advantage: float | None) -> dict[str, Any]:
@@ -211,7 +239,7 @@ def _token_row(index: int, token: TokenRow, advantage: float | None) -> dict[str
 
 
 @page("text", "Text")
-def text(request: PageRequest) -> Answer:
+def text(request: PageRequest) -> PageAnswer:
     """One text of a rollout, some characters a page."""
     name = request.required("name")
     found = request.data.find(request.required("id"), trained=False)
@@ -220,18 +248,18 @@ def text(request: PageRequest) -> Answer:
     if name not in texts:
         raise UnknownIdError(f"rollout {row['rollout_id']} has no text {name!r}")
     part = page_of(texts[name], request.whole_number("start", 0))
-    whole = Table(name="text", rows=[{"text": texts[name]}], columns=("text",))
+    whole = PageTable(name="text", rows=[{"text": texts[name]}], columns=("text",))
     values = {
         "part": part,
         "pages": page_links(request, "start", part.length, CHARACTERS_A_PAGE),
         "back": request.link("rollout", id=row["rollout_id"]),
     }
     title = f"{name.replace('-', ' ')} of rollout …{row['rollout_id'][-_ID_DIGITS:]}"
-    return Answer("text.html.j2", values, title=title, tables=[whole])
+    return PageAnswer("text.html.j2", values, title=title, tables=[whole])
 
 
 @page("calls", "Tool calls")
-def calls(request: PageRequest) -> Answer:
+def calls(request: PageRequest) -> PageAnswer:
     """All tool calls of a message."""
     found = request.data.find(request.required("id"), trained=False)
     row = found.rows[0]
@@ -248,10 +276,10 @@ def calls(request: PageRequest) -> Answer:
         )
         for name in ("arguments", "result", "error")
     }
-    table = Table(name="calls", rows=rows, columns=("call", "name", "arguments", "result", "error"), links=links)
+    table = PageTable(name="calls", rows=rows, columns=("call", "name", "arguments", "result", "error"), links=links)
     values = {"table": table, "back": request.link("rollout", id=row["rollout_id"])}
     title = f"Tool calls of message {index} of rollout …{row['rollout_id'][-_ID_DIGITS:]}"
-    return Answer("table.html.j2", values, title=title, tables=[table])
+    return PageAnswer("table.html.j2", values, title=title, tables=[table])
 
 
 # --- Labels ----------------------------------------------------------------------------------------------------------

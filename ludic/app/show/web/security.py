@@ -21,9 +21,9 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from ludic.app.show.terminal.options import LOCAL_HOSTS
 
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+AsgiMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 TOKEN = "token"
@@ -37,7 +37,8 @@ _HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    # Not no-referrer: with it, browsers send forms of the page itself with the Origin null, which is refused.
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
@@ -152,7 +153,7 @@ async def _answer(send: Send, status: int, text: str, kind: str = "text/plain", 
 def _with_headers(send: Send, caching: str = _NO_STORE) -> Send:
     """Add the policy to an answer, and whether browsers may store it."""
 
-    async def add(message: Message) -> None:
+    async def add(message: AsgiMessage) -> None:
         if message["type"] == "http.response.start":
             more = {**_HEADERS, "Cache-Control": caching}
             added = [(name.lower().encode(), value.encode()) for name, value in more.items()]

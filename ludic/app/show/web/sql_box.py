@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 
 from ludic.app.show.figures import FigureData, Series
-from ludic.app.show.web.pages import Answer, PageRequest, Table, page
+from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, page
 from ludic.base import plural, size
 from ludic.errors import QueryError, one_line
 from ludic.root.sql import to_frame
@@ -34,7 +34,7 @@ _EXAMPLES: Mapping[str, str] = {
 
 
 @page("sql", "SQL", menu=200)
-def sql(request: PageRequest) -> Answer:
+def sql(request: PageRequest) -> PageAnswer:
     """A query and its result."""
     query = request.query.get("q", "").strip()
     values: dict[str, Any] = {"query": query, "table": None, "figure": None, "problem": "", "said": ""}
@@ -47,10 +47,10 @@ def sql(request: PageRequest) -> Answer:
             values["problem"] = one_line(error)
         else:
             rows = frame.head(_MOST_ROWS).to_dicts()
-            table = Table(name="result", rows=rows, columns=frame.columns, query=(query, {}))
+            table = PageTable(name="result", rows=rows, columns=frame.columns, query=(query, {}))
             tables = [table]
             values |= {"table": table, "figure": _figure(frame, is_whole), "said": _said(frame, is_whole)}
-    return Answer("sql.html.j2", values, tables=tables, status=400 if values["problem"] else 200)
+    return PageAnswer("sql.html.j2", values, tables=tables, status=400 if values["problem"] else 200)
 
 
 def _read(request: PageRequest, query: str) -> tuple[pl.DataFrame, bool]:

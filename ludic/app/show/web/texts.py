@@ -63,6 +63,7 @@ def texts_of(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _named(row: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    yield "columns", row.get("example_columns")
     yield from (("wanted", row["wanted"]), ("error", row["error"]), ("traceback", row["traceback"]))
     for index, message in enumerate(row["messages"]):
         yield f"message-{index}", message["content"]

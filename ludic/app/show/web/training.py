@@ -4,17 +4,17 @@ from typing import Any
 
 from ludic.app.show.lookup import UnknownIdError
 from ludic.app.show.web.conversation import page_index, page_links
-from ludic.app.show.web.pages import Answer, PageRequest, Table, page
+from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, page
 from ludic.root.sql import figure
 
 _ROWS_A_PAGE = 50
 
 
 @page("requests", "requests", menu=60)
-def requests(request: PageRequest) -> Answer:
+def requests(request: PageRequest) -> PageAnswer:
     """The groups that workers started, how each ended, and what the trainer did with it."""
     counts = request.data.ask(figure("requests_by_fate"), {}).to_dicts()
-    fates = Table(
+    fates = PageTable(
         name="fates",
         rows=counts,
         columns=tuple(counts[0]) if counts else (),
@@ -32,7 +32,7 @@ def requests(request: PageRequest) -> Answer:
         values |= {"groups": some, "chosen": chosen}
         values["pages"] = page_links(request, "row", chosen["num_groups"], _ROWS_A_PAGE, "groups")
         tables.append(some)
-    return Answer("requests.html.j2", values, title="Requests", tables=tables)
+    return PageAnswer("requests.html.j2", values, title="Requests", tables=tables)
 
 
 def _chosen(request: PageRequest, counts: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -46,14 +46,14 @@ def _chosen(request: PageRequest, counts: list[dict[str, Any]]) -> dict[str, Any
     return found
 
 
-def _groups(request: PageRequest, chosen: dict[str, Any]) -> Table:
+def _groups(request: PageRequest, chosen: dict[str, Any]) -> PageTable:
     """Return a page of the groups with an outcome and a fate, newest first; its CSV has all of them."""
     params = {"outcome": chosen["outcome"], "fate": chosen["fate"]}
     first = page_index(request, "row", chosen["num_groups"], _ROWS_A_PAGE) * _ROWS_A_PAGE
     query = figure("requests_of_fate")
     rows = request.data.ask(query, {**params, "most": _ROWS_A_PAGE, "skip": first}).to_dicts()
     columns = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
-    return Table(
+    return PageTable(
         name="groups",
         rows=rows,
         columns=columns,
@@ -68,10 +68,10 @@ def _groups(request: PageRequest, chosen: dict[str, Any]) -> Table:
 
 
 @page("drops", "drops", menu=61)
-def drops(request: PageRequest) -> Answer:
+def drops(request: PageRequest) -> PageAnswer:
     """Rollouts that gradient steps dropped, by reason, and those of one reason."""
     reasons = request.data.ask(figure("drops_by_reason"), {}).to_dicts()
-    table = Table(
+    table = PageTable(
         name="reasons",
         rows=reasons,
         columns=("reason", "num_rollouts", "num_groups", "first_step", "last_step", "reward_mean"),
@@ -88,15 +88,15 @@ def drops(request: PageRequest) -> Answer:
         values |= {"rollouts": some, "reason": reason, "count": count}
         values["pages"] = page_links(request, "row", count, _ROWS_A_PAGE, "rollouts")
         tables.append(some)
-    return Answer("drops.html.j2", values, title="Drops", tables=tables)
+    return PageAnswer("drops.html.j2", values, title="Drops", tables=tables)
 
 
-def _dropped(request: PageRequest, reason: str, count: int) -> Table:
+def _dropped(request: PageRequest, reason: str, count: int) -> PageTable:
     """Return a page of the rollouts that were dropped for a reason, newest steps first; its CSV has all of them."""
     first = page_index(request, "row", count, _ROWS_A_PAGE) * _ROWS_A_PAGE
     query = figure("dropped_rollouts")
     rows = request.data.ask(query, {"reason": reason, "most": _ROWS_A_PAGE, "skip": first}).to_dicts()
-    return Table(
+    return PageTable(
         name="rollouts",
         rows=rows,
         columns=[name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else [],

@@ -1,7 +1,5 @@
 """The page in a real browser: no request, no script, no scrolling sideways; plots on the first screen, with hover."""
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +9,6 @@ from compared_runs import make_compared
 
 import ludic
 from ludic.root.root import Root
-
-CHROMIUM = shutil.which("chromium")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra browser)")
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium on the PATH")
-    with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 def opened(browser: Any, file: Path, seen: list[str], **options: Any) -> Any:

@@ -109,7 +109,7 @@ def test_curves_and_state_are_read_again_when_something_is_new(trained: Root):
         names = {each["name"]: each for each in first.json()["figures"]}
         assert names["reward_mean"]["x"] == [1]
         assert names["reward_mean"]["href"] == "/figure?name=reward_mean"
-        assert any("trained far from the weights" in text for text in first.json()["warnings"])
+        assert any("weights were far from those that sampled" in text for text in first.json()["warnings"])
         same = browser.client.get("/figures", headers={"If-None-Match": first.headers["etag"]})
         assert (same.status_code, same.content) == (304, b"")
         assert ["step", "1 of 1"] in [[name, text[:6]] for name, text in browser.json("/state")["facts"]]

@@ -82,6 +82,6 @@ def test_every_answer_forbids_other_servers_frames_inline_scripts_and_storage(tr
         assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'", path
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'", path
         assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["referrer-policy"] == "same-origin"
         is_file = path.startswith("/static/")
         assert answer.headers["cache-control"] == ("no-cache" if is_file else "no-store"), path

@@ -62,7 +62,7 @@ def test_a_server_with_open_pages_and_a_running_query_ends_at_once(trained: Root
             process.send_signal(number)
             begun = time.monotonic()
             assert process.wait(30) == 0
-            assert time.monotonic() - begun < 10  # 0.3 s on an idle machine
+            assert time.monotonic() - begun < 10
         page.join(10)
         assert [answer.status_code for answer in answers] in ([400], [])
         out, err = process.communicate()

@@ -3,6 +3,7 @@
 Every text is what a test or a person gives; names of environments and examples hold quotes and slashes.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -103,6 +104,7 @@ def _group(number: int, version: int, texts: Mapping[str, str]) -> RolloutGroup:
             request_index=(10 * version + number) * 4 + index,
             policy_version=version,
             wanted=texts.get("wanted", "21"),
+            example_columns=json.dumps({texts.get("wanted", "difficulty"): "hard", "level": number}),
             correct=reward == 1.0,
         )
         for index, (answer, reward) in enumerate(ANSWERS)

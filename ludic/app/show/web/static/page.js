@@ -3,18 +3,67 @@
 // policy forbids style attributes in markup.
 "use strict";
 
-const NUM_COLOURS = 8;
 const HEIGHT = 220;
+const DASHES = [undefined, [7, 3], [2, 2.5], [9, 3, 2, 3], [4, 2]]; // as in the report
 const MOST_DOTS = 60; // lines of up to this many points are drawn with a dot at each
 
 const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const colourOf = (index) => styleOf(`--s${index % NUM_COLOURS}`);
-const shown = (value) => (value === null || value === undefined ? "-" : String(Number(value.toPrecision(6))));
+const colourOf = (number) => styleOf(`--s${number}`);
+const shown = (value, digits = 6) => (value === null || value === undefined ? "-" : String(Number(value.toPrecision(digits))));
 
 function element(tag, properties, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
   made.append(...children);
   return made;
+}
+
+// --- Axes: numbers of any size, also such that differ in their last digits alone -------------------------------------
+
+const CLOSE = 1e-5; // an axis spans at least this share of its largest value, so that eight digits tell its ticks apart
+const TICK_DIGITS = 8;
+const LARGEST = 7e307; // an axis from -LARGEST to LARGEST, with room around it, still has a length
+
+// The ends of an axis, apart from each other.
+function apart(low, high) {
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  const half = high - low > CLOSE * size ? 0 : size / 10 || 0.5;
+  return [Math.max(-LARGEST, low - half), Math.min(LARGEST, high + half)];
+}
+
+// With some room around the values, but not across 0.
+function roomy(least, most) {
+  const [low, high] = apart(least, most);
+  const room = 0.1 * (high - low);
+  return [least >= 0 && low - room < 0 ? 0 : low - room, most <= 0 && least < 0 && high + room > 0 ? 0 : high + room];
+}
+
+function decades(least, most) {
+  const [low, high] = [Math.floor(Math.log10(least)), Math.ceil(Math.log10(most))];
+  return [10 ** (low === high ? low - 1 : low) || 5e-324, Math.min(LARGEST, 10 ** high)];
+}
+
+// A round step between ticks that leaves them some pixels of room. isWhole: it is a whole number.
+function tickStep(low, high, size, space, isWhole) {
+  const rough = (high - low) / Math.max(1, Math.floor(size / space));
+  const unit = 10 ** Math.floor(Math.log10(rough)) || rough;
+  const step = [1, 2, 5, 10].map((factor) => factor * unit).find((each) => each >= rough) ?? rough;
+  return isWhole ? Math.max(1, step) : step;
+}
+
+function ticks(low, high, step) {
+  const first = Math.ceil(low / step - 1e-9);
+  const number = Math.min(100, Math.floor(high / step + 1e-9) - first + 1);
+  return Array.from({ length: Math.max(0, number) }, (_, index) => (first + index) * step);
+}
+
+// Powers of 10, every so many that they have room; of few, also their multiples.
+function logTicks(low, high, most) {
+  const [first, last] = [Math.round(Math.log10(low)), Math.round(Math.log10(high))];
+  const every = Math.ceil((last - first + 1) / Math.max(1, most));
+  const factors = last - first < 3 ? [1, 2, 5] : [1];
+  return ticks(first, last, every)
+    .flatMap((exponent) => factors.map((factor) => factor * 10 ** exponent))
+    .filter((tick) => low <= tick && tick <= high);
 }
 
 // --- One figure: ludic.app.show.figures.FigureData.to_json -----------------------------------------------------------
@@ -89,20 +138,33 @@ class Plot {
 
   options() {
     const [dim, rule] = [styleOf("--dim"), styleOf("--rule")];
-    const axis = { stroke: dim, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule, width: 1 } };
+    const isWhole = ["step", "version"].includes(this.data.x_name);
+    const axis = {
+      stroke: dim,
+      grid: { stroke: rule, width: 1 },
+      ticks: { stroke: rule, width: 1 },
+      incrs: (_, index, low, high, size, space) => {
+        const step = tickStep(low, high, size, space, isWhole && index === 0);
+        return [step, 2 * step, high - low];
+      },
+      splits: (chart, index, low, high, step) =>
+        index === 1 && this.isLog ? logTicks(low, high, HEIGHT / 40) : ticks(low, high, step),
+      filter: (_, splits) => splits,
+      values: (_, splits) => splits.map((tick) => shown(tick, TICK_DIGITS)),
+    };
     return {
       width: this.place.clientWidth || 360,
       height: HEIGHT,
       // One cursor, and one zoom, over all figures of the same axis.
       cursor: { sync: { key: this.data.x_name }, drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: { distr: this.isLog ? 3 : 1, range: (...given) => this.range(...given) } },
-      axes: [axis, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : shown(tick))) }],
+      scales: { x: { time: false, range: (_, low, high) => (low === null ? [0, 1] : apart(low, high)) }, y: { distr: this.isLog ? 3 : 1, range: (...given) => this.range(...given) } },
+      axes: [axis, { ...axis, size: 66 }],
       series: [
         { label: this.data.x_name },
-        ...this.data.series.map((each, index) => ({
+        ...this.data.series.map((each) => ({
           label: each.name,
-          stroke: colourOf(index),
-          dash: index < NUM_COLOURS ? undefined : [6, 4],
+          stroke: colourOf(each.colour),
+          dash: DASHES[each.dash],
           width: 1.8,
           spanGaps: true,
           points: { show: this.data.x.length <= MOST_DOTS, size: 5 },
@@ -123,7 +185,7 @@ class Plot {
     const values = [low, high, ...bounds].filter((value) => value !== null && value !== undefined);
     if (!values.length) return this.isLog ? [0.1, 1] : [0, 1];
     const [least, most] = [Math.min(...values), Math.max(...values)];
-    return this.isLog ? uPlot.rangeLog(least, most, 10, false) : uPlot.rangeNum(least, most, 0.1, true);
+    return this.isLog ? decades(least, most) : roomy(least, most);
   }
 
   // A band between the bounds of a line, or a bar at each point.
@@ -139,7 +201,7 @@ class Plot {
       const isKnown = (at) => each.low[at] !== null && each.high[at] !== null && (!this.isLog || each.low[at] > 0);
       const at = each.low.map((_, place) => place).filter(isKnown);
       if (!at.length || !chart.series[index + 1].show) return;
-      context.strokeStyle = context.fillStyle = colourOf(index);
+      context.strokeStyle = context.fillStyle = colourOf(each.colour);
       context.beginPath();
       if (each.band) {
         at.forEach((place) => context.lineTo(x(place), y(each.high[place])));
@@ -159,22 +221,32 @@ class Plot {
     context.restore();
   }
 
-  // A dashed line with the number of a warning at the step where it begins.
+  // A dashed line at the step where a warning begins: in a figure of one run with its number, if that has room, else in
+  // the colour of its run.
   drawMarks(chart) {
     const context = chart.ctx;
     const { left, top, width, height } = chart.bbox;
+    const [gap, bad] = [3 * devicePixelRatio, styleOf("--bad")];
+    let end = left; // of the last label
     context.save();
-    context.strokeStyle = context.fillStyle = styleOf("--bad");
     context.font = `${11 * devicePixelRatio}px system-ui`;
-    context.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
-    for (const mark of this.data.marks) {
+    context.textAlign = "left";
+    context.textBaseline = "alphabetic";
+    context.setLineDash([gap, gap]);
+    context.globalAlpha = 0.8;
+    for (const mark of [...this.data.marks].sort((a, b) => a.x - b.x)) {
       const x = chart.valToPos(mark.x, "x", true);
       if (x < left || x > left + width) continue;
+      context.strokeStyle = context.fillStyle = mark.colour === null ? bad : colourOf(mark.colour);
       context.beginPath();
       context.moveTo(x, top);
       context.lineTo(x, top + height);
       context.stroke();
-      context.fillText(mark.label, x + 3 * devicePixelRatio, top + 11 * devicePixelRatio);
+      const size = context.measureText(mark.label).width;
+      const start = x + gap + size > left + width ? x - gap - size : x + gap;
+      if (mark.colour !== null || start < end) continue;
+      context.fillText(mark.label, start, top + 11 * devicePixelRatio);
+      end = start + size + gap;
     }
     context.restore();
   }
@@ -182,6 +254,8 @@ class Plot {
 
 const hasValues = (data) => data.series.some((each) => each.values.some((value) => value !== null));
 const isZero = (data) => data.series.every((each) => each.values.every((value) => value === null || value === 0));
+// Figures that are 0 everywhere are named below the others; but a reward of 0 is what a reader has to see.
+const isDrawn = (data) => hasValues(data) && (!isZero(data) || data.name.split("/")[0] === "reward_mean");
 
 // --- A place of figures, which are read from an address again and again ---------------------------------------------
 
@@ -219,7 +293,7 @@ function showFigures(place) {
   const aside = element("p", { className: "dim", textContent: "reading ..." });
   place.after(aside);
   follow(place, ({ figures, warnings }) => {
-    const drawn = figures.filter((data) => hasValues(data) && !isZero(data));
+    const drawn = figures.filter(isDrawn);
     for (const [name, plot] of plots) {
       if (!drawn.some((data) => data.name === name)) {
         plot.element.remove();
@@ -235,7 +309,7 @@ function showFigures(place) {
       else plot.draw();
     });
     const titles = (some) => some.map((data) => data.title).join(", ");
-    const zero = titles(figures.filter((data) => hasValues(data) && isZero(data)));
+    const zero = titles(figures.filter((data) => hasValues(data) && !isDrawn(data)));
     const missing = titles(figures.filter((data) => !hasValues(data)));
     aside.textContent = [zero && `0 everywhere: ${zero}.`, missing && `Not measured: ${missing}.`].filter(Boolean).join(" ");
     if (warnings) showWarnings(warnings);
@@ -274,11 +348,20 @@ function sendByKey(form) {
   });
 }
 
+// --- A box that checks all boxes of its form -------------------------------------------------------------------------
+
+function checkAll(box) {
+  const others = [...box.form.elements].filter((each) => each.name === box.dataset.all);
+  box.hidden = false;
+  box.addEventListener("change", () => others.forEach((each) => (each.checked = box.checked)));
+}
+
 // --- Begin -----------------------------------------------------------------------------------------------------------
 
 document.querySelectorAll("[data-figures]").forEach(showFigures);
 document.querySelectorAll("[data-state]").forEach(showState);
 document.querySelectorAll("[data-query]").forEach(sendByKey);
+document.querySelectorAll("[data-all]").forEach(checkAll);
 for (const place of document.querySelectorAll("[data-figure]")) {
   const data = JSON.parse(place.dataset.figure);
   const plot = new Plot(data);
