@@ -100,18 +100,21 @@ def grid(
 def _unfinished(runs: "Sequence[GridRun]", shared: Mapping[str, Any]) -> "list[GridRun]":
     """Check all runs, and return those that are to start. Raises ConfigError with all mistakes, by run."""
     found: list[GridRun] = []
-    problems: list[str] = []
+    problems: dict[str, list[str]] = {}
     for each in runs:
         try:
             if _is_finished(each, shared):
                 continue
             rows = check(each.url, **{**shared, **each.settings}).rows
         except LudicError as error:
-            problems.append(f"{each.name}: {one_line(error)}")
+            problems.setdefault(one_line(error), []).append(each.name)
             continue
         found.append(each)
-        problems += [f"{each.name}: {row['check']}: {row['found']}" for row in rows if row["state"] == "wrong"]
-    refuse(problems)
+        for row in rows:
+            if row["state"] == "wrong":
+                problems.setdefault(f"{row['check']}: {row['found']}", []).append(each.name)
+    names = {text: "all runs" if len(of) == len(runs) > 1 else "; ".join(of) for text, of in problems.items()}
+    refuse([f"{names[text]}: {text}" for text in problems], what="mistakes in the settings of the runs")
     return found
 
 
