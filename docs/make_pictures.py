@@ -1,4 +1,4 @@
-"""Make the pictures of docs/ anew: the panel, the viewer, the reports, the pages. Look at each of them before you commit it.
+"""Make the pictures of docs/ anew: panel, viewer, reports and pages. Look at each before you commit it.
 
     python docs/make_pictures.py FOLDER
 
@@ -110,7 +110,7 @@ PAGES = (
     ("web_runs", "/curves?run=lr2e-2-seed0&run=lr2e-3-seed0&run=lr2e-3-seed1&run=lr8e-3-seed0", (1280, 800), "light"),
     ("web_overview", "/r/lr2e-2-seed0/overview", (1280, 800), "dark"),
     ("web_rollout", "rollout", (390, 844), "light"),
-    ("web_phone", "/runs", (390, 844), "dark"),
+    ("web_phone", "/curves?run=lr2e-3-seed0&run=lr2e-3-seed1&run=lr8e-3-seed0&by=seed", (390, 844), "dark"),
 )
 """Name, address, size and colours of each picture of the page; "rollout" is the best rollout of a run."""
 
@@ -132,7 +132,7 @@ def pictures_of_pages(folder: str) -> None:
             else:
                 page.goto(run + path)
             page.wait_for_load_state("networkidle")
-            if page.locator("figure canvas").count():
+            if name == "web_runs":
                 page.locator("figure .u-over").first.hover(position={"x": 200, "y": 60})
             save(page.screenshot(), DOCS / f"{name}.png")
         browser.close()

@@ -282,9 +282,10 @@ def find_leaps(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Diag
     worst = max(far, key=lambda row: _number(row, "sampler_kl"))
     clipped, kl = _number(worst, "clip_fraction"), _number(worst, "sampler_kl")
     numbers = f"sampler KL {kl:.2g} nats" + (f", {clipped:.1%} of the tokens clipped" if clipped else "")
+    newest = "the newest " if _number(steps[0], "step") > 1 else ""
     yield Diagnostic(
         LEAPS,
-        f"in {len(far):,} of {len(steps):,} steps the trainer's weights were far from those that sampled, most in step "
+        f"in {len(far):,} of {newest}{len(steps):,} steps the trainer's weights were far from those that sampled, most in step "
         f"{worst['step']:,} ({numbers}); lower --learning-rate, or --max-off-policy-steps",
         since=Since(far[0]["step"]),
     )

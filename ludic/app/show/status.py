@@ -25,10 +25,12 @@ from ludic.base.results import printable
 from ludic.records import Row
 from ludic.root import CheckpointId, LeaseState, OtherTrainer, Policy, Root, other_trainer
 from ludic.run import (
+    LEAPS,
     Diagnostic,
     History,
     RunConfig,
     find_falls,
+    find_leaps,
     find_mismatch,
     find_sampling_diagnostics,
     find_shortage,
@@ -148,8 +150,11 @@ class RunStatus(Result):
         calls = self.calls if len(self.calls) > len(self.newest_calls) else self.newest_calls
         return find_balance(self.steps[-_BALANCE_STEPS:], calls)
 
-    def diagnostics(self) -> Iterator[Diagnostic]:
-        """Yield the diagnostics of the run that its newest metrics show."""
+    def diagnostics(self, *, of_all_steps: bool = False) -> Iterator[Diagnostic]:
+        """Yield the diagnostics of the run that its newest metrics show.
+
+        of_all_steps: far steps are those of all known steps, as in a run that has ended, instead of the newest.
+        """
         run, config = run_of(self.root), self.trainer.config if self.trainer else {}
         yield from find_sampling_diagnostics(self.newest_calls, run, self.history)
         yield from find_falls(self.history)
@@ -157,9 +162,19 @@ class RunStatus(Result):
         # Steps of earlier trainers had other settings: sft, say, learns without advantages.
         own_steps = [row for row in self.steps if self.trainer and row["attempt_id"] == self.trainer.attempt_id]
         yield from find_truncated_support(run, config)
-        yield from find_training_diagnostics(own_steps, config)
+        of_all_steps = of_all_steps or self._has_ended
+        for diagnostic in find_training_diagnostics(own_steps, config):
+            if not (of_all_steps and diagnostic.kind == LEAPS):
+                yield diagnostic
+        if of_all_steps:
+            yield from find_leaps(self.steps, config)
         yield from find_mismatch(own_steps, run, config)
         yield from find_shortage(self.steps, self.newest_calls, run, config)
+
+    @property
+    def _has_ended(self) -> bool:
+        lease = self.trainer.lease_state if self.trainer else None
+        return lease is not None and lease.state in ("ended", "dead")
 
 
 # --- The panel -------------------------------------------------------------------------------------------------------

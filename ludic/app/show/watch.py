@@ -42,7 +42,7 @@ from ludic.root import (
 )
 from ludic.root.rows import MetricsTail, list_files, list_versions, read_columns, steps_that_count
 from ludic.root.weights import latest_policy, read_policy
-from ludic.run import LEAPS, Diagnostic, DiagnosticLog, History, VersionSamples, find_leaps
+from ludic.run import Diagnostic, DiagnosticLog, History, VersionSamples
 
 logger = logging.getLogger("ludic.run")
 
@@ -152,10 +152,7 @@ def _if_sound(read: Callable[[], Found | None], unreadable: list[str]) -> Found 
 
 def stored_diagnostics(root: Root, rows: Iterable[Row]) -> list[Diagnostic]:
     """Return the diagnostics of a run, those of far steps over all steps. rows: of its metrics."""
-    status = Watcher(root.url, lambda: rows).poll()
-    config = status.trainer.config if status.trainer else {}
-    newest = [diagnostic for diagnostic in status.diagnostics() if diagnostic.kind != LEAPS]
-    return [*newest, *find_leaps(status.steps, config)]
+    return list(Watcher(root.url, lambda: rows).poll().diagnostics(of_all_steps=True))
 
 
 def _history(sampled: Iterable[VersionSamples], steps: Sequence[Row]) -> History:

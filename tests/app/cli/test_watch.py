@@ -460,3 +460,15 @@ def test_steps_of_an_earlier_trainer_are_not_judged_by_the_settings_of_the_newes
     own = [row | {"attempt_id": 2} for row in still]
     (diagnostic,) = replace(status, steps=own, trainer=newest).diagnostics()
     assert "got no gradient" in diagnostic.text
+
+
+def test_of_a_run_that_has_ended_all_steps_are_judged_and_of_one_that_lives_the_newest(status: RunStatus) -> None:
+    far = train_row(1) | {"sampler_kl": 19.0}
+    living = replace(status, steps=[far, *map(train_row, range(2, 23))])
+    assert list(living.diagnostics()) == []
+    assert living.trainer is not None
+    ended = replace(living, trainer=replace(living.trainer, lease_state=LeaseState("ended", 1.0)))
+    (diagnostic,) = ended.diagnostics()
+    assert str(diagnostic).startswith("since step 1: in 1 of 22 steps the trainer's weights were far")
+    later = replace(living, steps=[*map(train_row, range(1, 22)), far | {"step": 22}])
+    assert [each.text[:26] for each in later.diagnostics()] == ["in 1 of the newest 20 step"]

@@ -16,11 +16,16 @@ from app.cli.conftest import ludic as run_ludic
 import ludic as package
 from ludic.app.show import run_table
 from ludic.app.show.run_table import tabulate
-<<<<<<< HEAD
-from ludic.app.show.runs import RunSummary, differing, find_runs, groups_by, labels_of, setting_text, summarise
-=======
-from ludic.app.show.runs import RunSummary, differing, find_runs, group_runs, labels_of, lines_of, summarise
->>>>>>> fix1
+from ludic.app.show.runs import (
+    RunSummary,
+    differing,
+    find_runs,
+    group_runs,
+    labels_of,
+    lines_of,
+    setting_text,
+    summarise,
+)
 from ludic.app.show.terminal.run_list import RunListApp
 from ludic.base import open_console
 from ludic.errors import ConfigError
@@ -201,7 +206,9 @@ def test_runs_differ_in_settings_and_not_in_places_and_group_by_all_but_the_seed
     runs = summarise(find_runs(tmp_path))
     assert [each.label for each in runs] == list(rates)
     assert differing(runs) == ["learning_rate", "seed", "keep_checkpoints"]
-    by_rate = {f"learning_rate={rate}": [f"{name}-s0", f"{name}-s1"] for name, rate in (("x/lr1", 1e-6), ("y/lr3", 3e-6))}
+    by_rate = {
+        f"learning_rate={rate}": [f"{name}-s0", f"{name}-s1"] for name, rate in (("x/lr1", 1e-6), ("y/lr3", 3e-6))
+    }
     assert group_runs(runs, "learning_rate") == by_rate
     # Without `by`, a difference that changes nothing that is learned is one, too.
     assert all(len(labels) == 1 for labels in group_runs(runs).values())

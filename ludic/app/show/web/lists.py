@@ -4,6 +4,7 @@ A list's address holds its scope (env_name=..., version=...), the user's predica
 A predicate or an order that fails is shown beside its box.
 """
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from ludic.app.show.data import (
     environments,
     examples,
     groups,
+    quote,
     quote_name,
     rollouts,
     searched,
@@ -39,8 +41,11 @@ _SCOPES: Mapping[str, Callable[[str], Any]] = {
     "agent_id": str,
 }
 """Columns that an address may fix to a value, and how the value is read."""
-_HINTS = ("correct", "not correct and episode_reward > 0", "error is not null", "incomplete_completion")
+_HINTS = ("error is not null", "incomplete_completion", "marks is not null")
+_HINTS_ON_CORRECT = ("correct", "not correct and episode_reward > 0")
 """Predicates over rollouts that people often ask for."""
+_MOST_COMPONENTS = 3
+"""Components of the reward that hints name where it is not known which answers are correct."""
 _KEYS_S = 30.0
 """Seconds after which the columns of the data set are looked up again."""
 _COMPONENTS = "components"
@@ -215,6 +220,7 @@ def _listed(
         ),
     )
     scopes = {name: request.here(**{name: None}, **_FIRST) for name in _SCOPES if request.query.get(name)}
+    hints, note = _hints(request, listing, where) if listing.kind == "rollout" else ([], "")
     values = {
         "table": table,
         "where": where,
@@ -228,12 +234,39 @@ def _listed(
         "scopes": scopes,
         "others": others or {},
         "can_search": can_search,
-        "hints": {text: request.here(where=text, **_FIRST) for text in _HINTS} if listing.kind == "rollout" else {},
+        "hints": {text: request.here(where=text, **_FIRST) for text in hints},
+        "note": note,
         "names": listing.stored,
         "kept": {name: value for name, value in request.query.items() if name not in ("where", "search", "first")},
     }
     named = title or request.page.title + (" of evaluations" if listing.table == "evals" else "")
     return PageAnswer("list.html.j2", values, title=named, tables=[table], status=400 if problem else 200)
+
+
+def _hints(request: PageRequest, listing: Listing, where: str) -> tuple[list[str], str]:
+    """Return predicates that people often ask for, and what has to be said of the one that was given."""
+
+    def read() -> tuple[bool, list[str]]:
+        (row,) = request.data.ask_rows(_OF_CORRECT.format(table=listing.table), {})
+        return row["num_rollouts"] > 0 and row["num_known"] == 0, row["components"] or []
+
+    is_unknown, components = request.kept(f"correct of {listing.table}", int(time.monotonic() // _KEYS_S), read)
+    if not is_unknown:
+        return [*_HINTS_ON_CORRECT, *_HINTS], ""
+    of_components = [
+        f"reward_components[{quote(name)}] = 0 and episode_reward > 0" for name in components[:_MOST_COMPONENTS]
+    ]
+    uses_it = re.search(r"\bcorrect\b", where, re.IGNORECASE) is not None
+    return [*of_components, *_HINTS], "correct is not known in this run: its environments do not say" if uses_it else ""
+
+
+_OF_CORRECT = """
+select
+    count(*) as num_rollouts,
+    count(correct) as num_known,
+    list_sort(list_distinct(flatten(list(distinct map_keys(reward_components))))) as components
+from {table}
+"""
 
 
 def _rows(

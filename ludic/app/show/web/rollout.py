@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, get_args
 
@@ -32,7 +32,7 @@ from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, Redirec
 from ludic.app.show.web.texts import CHARACTERS_A_PAGE, page_of, texts_of
 from ludic.app.show.web.tokens import TOKENS_A_PAGE, advantage_scale, coloured, legend, own_advantage, read_tokens
 from ludic.base import cell, number, plural
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, LudicError, one_line
 from ludic.records import extra_names
 from ludic.root.rows import LABEL
 from ludic.run import is_recorded_run
@@ -72,7 +72,7 @@ def rollout(request: PageRequest) -> PageAnswer:
         "agents": agents and paged(request, agents, "agent"),
         "turns": turns and paged(request, turns, "turn"),
         "labels": request.data.labels(row["rollout_id"]),
-        "default_label": LABEL,
+        "new_label": {"mark": "", "note": "", "name": LABEL, "author": ""},
         "code": [_code_fact(request, record) for record in found.code],
         "origin": _origin(request, found),
         "example_href": _example(request, row),
@@ -286,18 +286,26 @@ def calls(request: PageRequest) -> PageAnswer:
 
 
 @page("label", "Label", posts=True)
-def label(request: PageRequest) -> Redirect:
-    """Store a label of a rollout; show the rollout."""
+def label(request: PageRequest) -> Redirect | PageAnswer:
+    """Store a label of a rollout; show the rollout, or the form again with why it was refused."""
     rollout_id = request.form.get("id", "")
     found = request.data.find(rollout_id, trained=False).record.rollout_id if rollout_id else ""
     if not found or found != rollout_id:
         raise UnknownIdError(f"the form names no rollout, but {rollout_id!r}")
     fields = {name: request.form.get(name, "") for name in ("mark", "note", "name", "author")}
-    limits = {"note": _MOST_NOTE_CHARACTERS}
+    try:
+        _check_lengths(fields)
+        author, name = fields["author"].strip() or None, fields["name"].strip() or LABEL
+        request.data.label(rollout_id, fields["mark"], fields["note"], name=name, author=author)
+    except LudicError as error:  # what was typed is not lost
+        values = {"problem": one_line(error), "rollout_id": rollout_id, "given": fields}
+        return PageAnswer("label.html.j2", values, title="Not labelled", status=400)
+    return Redirect(request.link("rollout", id=rollout_id) + "#labels")
+
+
+def _check_lengths(fields: Mapping[str, str]) -> None:
+    """Raise ConfigError for a field of a label that is too long."""
     for name, value in fields.items():
-        most = limits.get(name, _MOST_MARK_CHARACTERS)
+        most = _MOST_NOTE_CHARACTERS if name == "note" else _MOST_MARK_CHARACTERS
         if len(value) > most:
             raise ConfigError(f"the {name} has {len(value):,} characters, at most {most:,} are stored; shorten it")
-    author, name = fields["author"].strip() or None, fields["name"].strip() or LABEL
-    request.data.label(rollout_id, fields["mark"], fields["note"], name=name, author=author)
-    return Redirect(request.link("rollout", id=rollout_id) + "#labels")

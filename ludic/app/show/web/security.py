@@ -45,7 +45,10 @@ _HEADERS = {
 _NO_STORE = "no-store"
 _WITHOUT_COOKIE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>ludic view</title>
 <h1>This browser has no access yet</h1>
-<p>Open the address with a token that <code>ludic view --web</code> printed last; each works once.</p>
+<form action="{path}">{fields}
+<p><label>The token that <code>ludic view --web</code> printed last, or its whole address; each works once:
+<input name="{token}" size="60" autocomplete="off" spellcheck="false" required autofocus></label>
+<button>Open</button></p></form>
 <p>If this browser had access, and a link of another site led here, <a href="{here}">follow it again from here</a>.</p>
 """
 
@@ -80,7 +83,8 @@ class Guard:
         refusal = self._refusal(scope, headers)
         has_cookie = self._has_cookie(scope, headers)
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        token = dict(query).get(TOKEN)
+        given = dict(query).get(TOKEN)
+        token = None if given is None else given.strip().rpartition(f"{TOKEN}=")[2]  # of a whole address
         if refusal is not None:
             await _answer(send, 403, refusal)
         elif has_cookie and token is None:
@@ -95,7 +99,7 @@ class Guard:
                 cookie = f"{self._cookie_name(scope)}={self._cookie}; Path=/; HttpOnly; SameSite=Strict"
                 await _answer(send, 303, "", location=clean, set_cookie=cookie)
             else:
-                await _answer(send, 401, _WITHOUT_COOKIE.format(here=escape(clean)), "text/html")
+                await _answer(send, 401, _without_cookie(scope["path"], query), "text/html")
             if is_new:
                 self._new_token()
 
@@ -133,6 +137,15 @@ def _clean_address(path: str, query: Sequence[tuple[str, str]]) -> str:
     # "//host" would be an address of another server.
     rest = urlencode([(name, value) for name, value in query if name != TOKEN])
     return "/" + quote(path.lstrip("/"), safe="/") + (f"?{rest}" if rest else "")
+
+
+def _without_cookie(path: str, query: Sequence[tuple[str, str]]) -> str:
+    """Return a page that asks for a token, and then leads to the address that was asked for."""
+    fields = "".join(
+        f'<input type="hidden" name="{escape(name)}" value="{escape(value)}">' for name, value in query if name != TOKEN
+    )
+    here, action = escape(_clean_address(path, query)), escape(_clean_address(path, []))
+    return _WITHOUT_COOKIE.format(here=here, path=action, fields=fields, token=TOKEN)
 
 
 def _host_of(url: str) -> str | None:

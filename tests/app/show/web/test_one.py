@@ -249,9 +249,11 @@ def test_a_label_is_stored_by_its_author_and_shown(run_copy: Root) -> None:
         assert browser.get("/label").status == 404
         shutil.rmtree(f"{run_copy.path}/labels")
         Path(run_copy.path, "labels").write_text("a folder that can't be written")
-        refused = label(browser, id=other, mark="1")
+        refused = label(browser, id=other, mark="1", note='all of "it"<b>')
         assert refused.status == 400
         assert "labels" in refused.said["alert"]
+        fields = {given["name"]: given["value"] for tag, given in refused.elements if tag == "input"}
+        assert fields == {"id": other, "mark": "1", "note": 'all of "it"<b>', "name": "", "author": ""}
 
 
 def test_what_there_is_not_is_said_in_a_line(viewed: Root) -> None:

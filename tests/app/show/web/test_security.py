@@ -1,5 +1,8 @@
 """Who gets an answer: a token is exchanged once for a cookie, and only this machine's own pages may ask or write."""
 
+import html
+import re
+
 import pytest
 from app.show.web.browsers import HOME, browsing
 
@@ -27,7 +30,24 @@ def test_a_token_is_exchanged_once_for_a_cookie_and_stays_in_no_address(trained:
         assert client.get("/overview", headers={"Cookie": name}).status_code == 200
         again = client.get("/overview?token=old", headers={"Cookie": name})  # a bookmark of the first address
         assert (again.status_code, again.headers["location"]) == (303, "/overview")
-        away = client.get(f"{HOME}//evil.example/x?token={browser.tokens[1]}")
+        client.cookies.clear()
+        asked = client.get("/rollouts", params=[("where", "a = '<\">'"), ("run", "x"), ("run", "y")])  # a sent link
+        form = re.search(r'<form action="(.*?)">', asked.text)
+        fields = re.findall(r'<input type="hidden" name="(.*?)" value="(.*?)">', asked.text)
+        assert form is not None
+        assert form[1] == "/rollouts"
+        assert '<input name="token"' in asked.text
+        sent = [
+            *((name, html.unescape(value)) for name, value in fields),
+            ("token", f" {HOME}/?token={browser.tokens[1]}"),
+        ]
+        led = client.get(form[1], params=sent)
+        assert (led.status_code, led.headers["location"]) == (
+            303,
+            asked.request.url.raw_path.decode().replace("%20", "+"),
+        )
+        client.cookies.clear()
+        away = client.get(f"{HOME}//evil.example/x?token={browser.tokens[2]}")
         assert away.headers["location"] == "/evil.example/x"
 
 

@@ -5,7 +5,7 @@
 
 const HEIGHT = 220;
 const DASHES = [undefined, [7, 3], [2, 2.5], [9, 3, 2, 3], [4, 2]]; // as in the report
-const MOST_DOTS = 60; // lines of up to this many points are drawn with a dot at each
+const MOST_DOTS = 60; // figures of up to this many points are drawn with a dot at each
 
 const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const colourOf = (number) => styleOf(`--s${number}`);
@@ -167,7 +167,7 @@ class Plot {
           dash: DASHES[each.dash],
           width: 1.8,
           spanGaps: true,
-          points: { show: this.data.x.length <= MOST_DOTS, size: 5 },
+          points: { show: this.data.x.length * this.data.series.length <= MOST_DOTS, size: 5 },
           value: (_, value) => shown(value),
         })),
       ],
