@@ -362,7 +362,7 @@ def _is_renewed(root: Root, lease: Lease) -> bool:
 
 
 def _warning(root: Root, run: RunConfig, files: Mapping[str, list[str]], problems: list[str]) -> str:
-    """Return the kind of the first diagnostic of the newest calls: as many as hold a batch, from a few files at most."""
+    """Return the kind of the first diagnostic of the newest calls, which hold a batch, from at most a few files."""
     workers = sorted((name for name in files if name.startswith("worker-")), key=_began, reverse=True)
     newest = [files[name][-back] for back in range(1, _MOST_FILES + 1) for name in workers if len(files[name]) >= back]
     rows: list[Row] = []

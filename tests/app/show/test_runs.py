@@ -100,7 +100,8 @@ def test_a_run_whose_newest_groups_have_equal_rewards_has_a_warning(tmp_path: Pa
         with closing(MetricsLog(root, "worker", "w0-test")) as log:
             for num_equal in files:
                 size = max(1, num_equal)
-                log.write(env_name="moar_cats", num_rollouts=size, num_groups=size, num_zero_variance_groups=num_equal)
+                counts = {"num_rollouts": size, "num_groups": size, "num_zero_variance_groups": num_equal}
+                log.write(env_name="moar_cats", policy_version=3, **counts)
                 log.flush()
     table = tabulate(str(tmp_path))
     warnings = {each.label: each.warning for each in table.runs}
@@ -306,6 +307,8 @@ def test_a_folder_without_runs_says_so_in_one_line(ludic, tmp_path: Path) -> Non
     ):
         result = ludic(args[0], tmp_path, *args[1:])
         assert (result.code, said in result.err) == (code, True), result
+    near = f"ludic: {tmp_path}/sub/ruin holds no run: run.json is missing; did you mean {tmp_path}/sub/run?\n"
+    assert ludic("view", tmp_path / "sub/ruin").err == near
 
 
 def test_a_live_table_shows_the_training_runs_of_many(tmp_path: Path) -> None:
