@@ -92,10 +92,10 @@ def _is_match(names: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def check_envs(roots: Sequence[Root], connections: Connections, env: Sequence[str]) -> None:
-    """Raise ConfigError for an environment of which no run has rollouts, of training or evaluations."""
+    """Raise ConfigError for an environment of which no run has trained on rollouts, or evaluated any."""
     if not env:
         return
-    query = "select env_name from rollouts union select env_name from evals order by env_name"
+    query = "select env_name from batches union select env_name from eval_episodes order by env_name"
     known = dict.fromkeys(name for root in roots for (name,) in connections.to(root).sql(query).fetchall())
     for name in env:
         if name not in known:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _ASCENDING = {"name": "label", "began": "began_at", "state": "state"}
 """Fields that sort upwards; figures sort downwards, the best first."""
-_SHOWN = ("run", "state", "step", "reward", "time", "tokens", "began")
-_FIRST = ("run", "state", "step", "reward")
+_SHOWN = ("run", "state", "step", "reward", "warning", "time", "tokens", "began")
+_FIRST = ("run", "state", "step", "reward", "warning")
 """Columns that a narrow terminal shows before the settings; the others come after them."""
 _CODE = "code"
 """Column of the code in which the runs differ, such as a reward function; none if they do not."""
@@ -76,15 +76,17 @@ class RunTable(Result):
         depths = dict(zip((each.url for each in self.runs), self.depths, strict=False))
         texts = {column: partial(_in_a_cell, name=column) for column in columns.values()}
         code = differing_code(self.runs)
+        figures = [name for name in _SHOWN if name != "warning" or any(each.warning for each in self.runs)]
+        more = [*([_CODE] if code else []), *columns.values()]
         frame = Frame(
             "runs",
             self._rows(columns, code),
-            (*_SHOWN, *([_CODE] if code else []), *columns.values()),
+            (*figures, *more),
             most=len(self.runs),
             titles={column: name for name, column in columns.items()},
             derived={**_DERIVED, **texts, "run": partial(_indented, depths=depths)},
         )
-        shown = _fitting(frame, [*_FIRST, *([_CODE] if code else []), *columns.values(), *_SHOWN], width)
+        shown = _fitting(frame, [*(name for name in _FIRST if name in figures), *more, *figures], width)
         yield replace(frame, shown=[column for column in frame.shown if column in shown])
         if rest := [frame.titles.get(column, column) for column in frame.shown if column not in shown]:
             yield f"no room for {', '.join(rest)}; a wider terminal or --json shows them"
@@ -131,6 +133,7 @@ _FIGURES = {
     "seconds": "seconds",
     "began_at": "began_at",
     "parent": "parent",
+    "warning": "warning",
     "problem": "problem",
     "run_id": "run_id",
     "url": "url",
@@ -171,6 +174,7 @@ def _tokens(row: Mapping[str, Any]) -> str:
 _DERIVED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "step": _step,
     "tokens": _tokens,
+    "warning": lambda row: row["warning"].partition(" in ")[0],
     "time": lambda row: "" if row["seconds"] is None else age(row["seconds"]),
     "began": lambda row: "" if row["began_at"] is None else f"{_age_of(row['began_at'])} ago",
 }

@@ -43,7 +43,7 @@ from ludic.root import (
 )
 from ludic.root.rows import metrics_file_names, read_metrics, steps_that_count
 from ludic.root.storage import Storage
-from ludic.run import FREE_IF_NONE, run_of
+from ludic.run import FREE_IF_NONE, RunConfig, find_sampling_diagnostics, run_of
 from ludic.settings import settings_of
 from ludic.training import TrainConfig
 
@@ -59,6 +59,10 @@ _THREADS = 16
 _MOST_FILES = 3
 """Number of a run's metrics files that are read to add up its tokens; of more files, some are read."""
 _COLUMNS = ("created_at", "attempt_id", "step", "num_tokens", "reward_mean")
+_COLUMNS_OF_CALLS = (
+    *("created_at", "kind", "env_name", "num_rollouts", "num_groups", "num_zero_variance_groups", "num_errors"),
+    *("num_parse_errors", "first_error", "reward_mean"),
+)
 _OTHER = "trainer"
 """Name, among the settings of a recorded run, of the program that trained it."""
 _SEED = "seed"
@@ -105,6 +109,9 @@ class RunSummary:
     """Code of its newest trainer and of a worker: a file or package with the digest of its source, by role and name."""
     data: Mapping[str, str] = field(default_factory=dict)
     """Data sets, each a file's name with the digest of its rows, by the name of its environment."""
+    warning: str = ""
+    """What is wrong with the newest calls of the engines, such as "equal rewards in ENV"; empty if they show nothing.
+    `ludic watch` reads more, and finds more."""
     problem: str = ""
     """What ended the trainer, or what can't be read."""
 
@@ -240,7 +247,9 @@ def _read(root: Root) -> RunSummary:
     problems: list[str] = []
     lease, attempt = _newest_trainer(root, problems)
     config = attempt.config if attempt else {}
-    rows, is_complete = _newest_rows(root, problems)
+    names = metrics_file_names(root)
+    rows, is_complete = _newest_rows(root, names, problems)
+    run = _if_sound(lambda: run_of(root), problems)
     steps = steps_that_count({(row["attempt_id"], row["step"]): row for row in rows})
     if attempt and attempt.parent and all(row["attempt_id"] != attempt.attempt_id for row in rows):
         steps = [row for row in steps if row["step"] <= attempt.parent[1]]  # it trains the later ones again
@@ -261,9 +270,10 @@ def _read(root: Root) -> RunSummary:
         seconds=_seconds(root, rows, attempt),
         began_at=root.created_at or (_time(attempt.created_at) if attempt else None),
         parent=str(config["replay_batches"]) if None not in map(config.get, _OF_BRANCHES) else None,
-        settings=_settings(root, attempt, problems),
+        settings=_settings(run, attempt),
         code=code,
         data=data,
+        warning=_warning(root, run, names, problems) if run else "",
         problem=left_out("; ".join(filter(None, [reason, *problems])), _MOST_CHARACTERS),
     )
 
@@ -288,9 +298,9 @@ def _newest_trainer(root: Root, problems: list[str]) -> tuple[Lease | None, Atte
     return lease, _if_sound(lambda: read_attempt(root, max(attempts)), problems) if attempts else None
 
 
-def _newest_rows(root: Root, problems: list[str]) -> tuple[list[Row], bool]:
+def _newest_rows(root: Root, files: Mapping[str, list[str]], problems: list[str]) -> tuple[list[Row], bool]:
     """Return rows of steps, and whether these are all: from the newest file of each trainer, and a few others."""
-    names = [names for writer, names in metrics_file_names(root).items() if writer.startswith("train-")]
+    names = [names for writer, names in files.items() if writer.startswith("train-")]
     others = [name for of_writer in names for name in of_writer[:-1]]
     most = max(0, _MOST_FILES - len(names))
     chosen = others if len(others) <= most else others[:: -(-len(others) // most)] if most else []
@@ -352,8 +362,27 @@ def _is_renewed(root: Root, lease: Lease) -> bool:
     return age_s < _LEASES_UNTIL_SILENT * lease.lease_s
 
 
-def _settings(root: Root, attempt: Attempt | None, problems: list[str]) -> dict[str, Any]:
-    run = _if_sound(lambda: asdict(run_of(root)), problems) or {}
+def _warning(root: Root, run: RunConfig, files: Mapping[str, list[str]], problems: list[str]) -> str:
+    """Return the kind of the first diagnostic of the newest calls, which hold a batch, from at most a few files."""
+    workers = sorted((name for name in files if name.startswith("worker-")), key=_began, reverse=True)
+    newest = [files[name][-back] for back in range(1, _MOST_FILES + 1) for name in workers if len(files[name]) >= back]
+    rows: list[Row] = []
+    for name in newest[:_MOST_FILES]:
+        read = _if_sound(partial(read_metrics, root, name, _COLUMNS_OF_CALLS), problems) or ()
+        rows += [row for row in read if row["kind"] == "worker" and row["env_name"] is not None]
+        if sum(row["num_groups"] or 0 for row in rows) >= run.groups_per_batch:
+            break
+    rows.sort(key=lambda row: row["created_at"])
+    return next((each.kind for each in find_sampling_diagnostics(rows, run)), "")
+
+
+def _began(writer: str) -> str:
+    """Return the end of a worker's name, which is the time of its start."""
+    return writer.rpartition("-")[2]
+
+
+def _settings(config: RunConfig | None, attempt: Attempt | None) -> dict[str, Any]:
+    run = asdict(config) if config else {}
     if attempt is None:
         return run
     if attempt.other_trainer is not None:

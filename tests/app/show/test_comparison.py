@@ -1,6 +1,7 @@
 """Whole runs in one table: what differs, rewards at equal steps and tokens, evaluations in pairs, groups of seeds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ def test_runs_are_compared_at_the_last_step_and_with_the_tokens_that_all_have(tm
     first = make(tmp_path, "a", FEW, 6, learning_rate=1e-6)
     other = make(tmp_path, "b", MANY, 4, tokens=25, learning_rate=3e-6)
     empty = make(tmp_path, "c", last=0)
+    with pytest.raises(ConfigError, match="environment 'nosuch' is unknown; there are addition"):
+        ludic.compare([first, other], env="nosuch")
     found = ludic.compare([first, ludic.Run(other), empty.url], window=2)
     assert found.runs is not None
     assert {row["name"]: dict(row["values"]) for row in found.runs.differing} == {
@@ -71,7 +74,11 @@ def test_runs_are_compared_at_the_last_step_and_with_the_tokens_that_all_have(tm
     assert (a["low"], a["high"]) == pytest.approx(own)
     # 540 tokens: all 6 steps of the first run, 3 of the other one
     assert [(each["first_step"], each["last_step"]) for each in rewards(found, "tokens")[:2]] == [(5, 6), (2, 3)]
+    assert found.runs.highest().startswith("no run has clearly the highest reward up to step 4: b, 0.833 (")
+    clear = replace(found.runs, rewards=[{**b, "low": 0.98, "estimate": 0.99}, a, c])
+    assert clear.highest().startswith("highest reward up to step 4: b, 0.99 (0.98 to")
     shown = repr(found)
+    assert "says nothing about other seeds" in shown
     assert "last 2 steps up to step 4; intervals over groups" in shown
     assert "last 2 steps up to 540 trained tokens" in shown
     assert "c: no gradient step yet" in shown

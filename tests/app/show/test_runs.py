@@ -103,6 +103,22 @@ def test_runs_are_found_three_levels_down_and_not_in_runs_or_hidden_folders(root
     assert "has not renewed its lease" in found["a"].problem
 
 
+def test_a_run_whose_newest_groups_have_equal_rewards_has_a_warning(tmp_path: Path) -> None:
+    groups = RunConfig(model="tiny", env=("moar_cats",)).groups_per_batch
+    for name, files in {"dead": [0, groups - 1, 1], "recovered": [groups, 0, 0], "few": [0, groups - 1, 0]}.items():
+        root = make_run(f"{tmp_path}/{name}")
+        with closing(MetricsLog(root, "worker", "w0-test")) as log:
+            for num_equal in files:
+                size = max(1, num_equal)
+                counts = {"num_rollouts": size, "num_groups": size, "num_zero_variance_groups": num_equal}
+                log.write(env_name="moar_cats", policy_version=3, **counts)
+                log.flush()
+    table = tabulate(str(tmp_path))
+    warnings = {each.label: each.warning for each in table.runs}
+    assert warnings == {"dead": "equal rewards in moar_cats", "recovered": "", "few": ""}
+    assert re.search(r"dead +finished +4 of 4 +0.4 +equal rewards", shown(table, 120))
+
+
 def test_a_link_leads_to_a_run_once_and_in_no_circle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_run(f"{tmp_path}/elsewhere/one", RunConfig(model="tiny", env=("moar_cats",)))
     folder = tmp_path / "runs"
@@ -327,6 +343,8 @@ def test_a_folder_without_runs_says_so_in_one_line(ludic, tmp_path: Path) -> Non
     ):
         result = ludic(args[0], tmp_path, *args[1:])
         assert (result.code, said in result.err) == (code, True), result
+    near = f"ludic: {tmp_path}/sub/ruin holds no run: run.json is missing; did you mean {tmp_path}/sub/run?\n"
+    assert ludic("view", tmp_path / "sub/ruin").err == near
 
 
 def test_a_live_table_shows_the_training_runs_of_many(tmp_path: Path) -> None:

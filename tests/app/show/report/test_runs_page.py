@@ -11,6 +11,7 @@ from app.show.report.test_page import text_of
 from compared_runs import make_compared, train_on
 
 import ludic
+from ludic.app.operations.inspect_run import report
 from ludic.app.show.figures import FigureData, Series
 from ludic.app.show.report.plots import draw
 from ludic.app.show.report.runs_page import make_runs_report
@@ -52,8 +53,9 @@ def test_runs_that_differ_in_the_seed_are_one_line_and_others_have_their_own(mak
     assert numbers.endswith(f"step {group} from to c 1 1.5 1 2 9 2 3 2 4 9.5")
     assert html.count("<polygon") >= 1
     head = text_of(html)[: text_of(html).index("Reward")]
+    assert "3 runs 3 stopped · they differ in learning_rate, seed · no run has clearly the highest reward" in head
     # Over the last steps up to step 2, c has the mean of 9 and 9.5.
-    assert "3 runs 3 stopped · they differ in learning_rate, seed · highest reward up to step 2: c, 9.25" in head
+    assert "up to step 2: c, 9.25 (no interval); b, 3 (no interval)" in head
     assert "a learning_rate=0.001 (2 runs) stopped 2 of " in text_of(html)
     with pytest.raises(ConfigError, match="setting 'learnin_rate'"):
         make_runs_report(roots, None, by="learnin_rate")
@@ -93,6 +95,13 @@ def test_settings_of_a_report_of_one_run_are_refused_beside_several(make_run: Ma
     one, other = make_run("one", 1.0), make_run("other", 1.0)
     with pytest.raises(ConfigError, match="versions is for a report of one run, and there are several"):
         ludic.Run(one).report(also=[other.url], versions="latest")
+    with pytest.raises(ConfigError, match="of several runs --by is a setting"):
+        ludic.Run(one).report(also=[other.url], by="difficulty")
+    both = report(f"{Path(one.url).parent}/*").html
+    assert "they differ in" not in both
+    assert values_of(both, "Reward").startswith("all runs (2 runs) 1 → 1")
+    with pytest.raises(ConfigError, match="is given twice"):
+        ludic.Run(one).report(also=[one.url])
     with pytest.raises(ConfigError, match="nothing to compare"):
         make_runs_report([one], None)
 
