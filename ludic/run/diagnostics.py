@@ -285,8 +285,8 @@ def find_leaps(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Diag
     newest = "the newest " if _number(steps[0], "step") > 1 else ""
     yield Diagnostic(
         LEAPS,
-        f"in {len(far):,} of {newest}{len(steps):,} steps the trainer's weights were far from those that sampled, most in step "
-        f"{worst['step']:,} ({numbers}); lower --learning-rate, or --max-off-policy-steps",
+        f"in {len(far):,} of {newest}{len(steps):,} steps the trainer's weights were far from those that sampled, most "
+        f"in step {worst['step']:,} ({numbers}); lower --learning-rate, or --max-off-policy-steps",
         since=Since(far[0]["step"]),
     )
 
