@@ -1,4 +1,4 @@
-"""Make the pictures of docs/ anew: the panel, the viewer, the reports. Look at each of them before you commit it.
+"""Make the pictures of docs/ anew: the panel, the viewer, the reports, the pages. Look at each before you commit it.
 
     python docs/make_pictures.py FOLDER
 
@@ -106,6 +106,39 @@ def pictures_of_reports(shop: str, sweep: list[str], agents: str) -> None:
         browser.close()
 
 
+PAGES = (
+    ("web_runs", "/curves?run=lr2e-2-seed0&run=lr2e-3-seed0&run=lr2e-3-seed1&run=lr8e-3-seed0", (1280, 800), "light"),
+    ("web_overview", "/r/lr2e-2-seed0/overview", (1280, 800), "dark"),
+    ("web_rollout", "rollout", (390, 844), "light"),
+    ("web_phone", "/curves?run=lr2e-3-seed0&run=lr2e-3-seed1&run=lr8e-3-seed0&by=seed", (390, 844), "dark"),
+)
+"""Name, address, size and colours of each picture of the page; "rollout" is the best rollout of a run."""
+
+
+def pictures_of_pages(folder: str) -> None:
+    """Show pages of `ludic view FOLDER --web` in chromium, on a desk and on a phone, light and dark."""
+    words = [sys.executable, "-m", "ludic", "view", folder, "--web"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as started:
+        assert server.stdout is not None
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, path, (width, height), scheme in PAGES:
+            size: Any = {"width": width, "height": height}
+            page = browser.new_page(viewport=size, color_scheme="dark" if scheme == "dark" else "light")
+            page.goto(server.stdout.readline().split()[-1])
+            run = page.url.removesuffix("/runs") + ("/r/lr2e-2-seed0" if path == "rollout" else "")
+            if path == "rollout":
+                page.goto(f"{run}/rollouts?order=episode_reward desc")
+                page.locator("tbody tr").first.get_by_role("link").first.click()
+            else:
+                page.goto(run + path)
+            page.wait_for_load_state("networkidle")
+            if name == "web_runs":
+                page.locator("figure .u-over").first.hover(position={"x": 200, "y": 60})
+            save(page.screenshot(), DOCS / f"{name}.png")
+        browser.close()
+        server.terminate()
+
+
 _TO_COMPARISON = """() => {
   const [first, last] = ["evaluation", "comparison"].map(id => document.getElementById(id))
   document.querySelectorAll("figure details").forEach(it => it.remove())
@@ -131,6 +164,7 @@ def main(folder: str) -> None:
     picture_of_panel("runs/shop", DOCS / "watch.svg")
     ludic.open("runs/shop").view(picture=DOCS / "view.svg")
     pictures_of_reports("runs/shop", make_sweep(), "runs/demo-agents")
+    pictures_of_pages("runs/sweep")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -22,8 +22,9 @@ from ludic.base import open_console
 from ludic.errors import ConfigError
 from ludic.root.attempts import record_attempt
 from ludic.root.catalogue import LEASES
-from ludic.root.claims import claim, held
-from ludic.root.json_records import CheckpointId, encode_record
+from ludic.root.claims import claim, claim_slot, held
+from ludic.root.code import to_dicts
+from ludic.root.json_records import CheckpointId, CodeRecord, encode_record
 from ludic.root.root import Root
 from ludic.root.rows.tables import MetricsLog
 from ludic.root.storage.filesystem import Storage
@@ -203,6 +204,24 @@ def test_runs_differ_in_settings_and_not_in_places_and_group_by_all_but_the_seed
     assert labels_of(runs[:1]) == ["lr1-s0"]
     with pytest.raises(ConfigError, match="setting 'learning_rat' is unknown; did you mean 'learning_rate'"):
         groups_by(runs, "learning_rat")
+
+
+def test_runs_that_differ_in_code_alone_show_it_and_are_no_group(tmp_path: Path) -> None:
+    for name, digit in (("a", "1"), ("b", "2"), ("b again", "2")):
+        make_run(str(tmp_path / name))
+        claim_slot(Root.open(str(tmp_path / name), writable=True), 0, "w0-x", code=_code("0"))
+        of_other_folders = f"{tmp_path}/{name}/inputs/reward.py"
+        claim_slot(Root.open(str(tmp_path / name), writable=True), 0, "w0-y", code=_code(digit, of_other_folders))
+    table = tabulate(str(tmp_path))
+    assert table.differing == []
+    assert table.frame()["code"].to_list() == ["reward.py 11111111", "reward.py 22222222", "reward.py 22222222"]
+    first, second, third = groups_by(table.runs).values()
+    assert first != second == third
+    assert "code" not in replace(table, runs=table.runs[1:]).frame().columns
+
+
+def _code(digit: str, path: str = "reward.py") -> Sequence[Mapping[str, Any]]:
+    return to_dicts([CodeRecord(role="scorer", name="reward.py:score", sha256=digit * 64, path=path)])
 
 
 def test_nothing_is_cut_in_a_terminal_of_any_width_and_names_are_text(tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def test_a_rollouts_numbers_come_before_its_texts_and_lead_to_what_is_around_it(
             assert words.index(part) < words.index("Messages"), part
         assert words.index("wanted answer 21") < words.index(QUESTION) < words.index(ANSWERS[0][0])
         assert f"scored by {ENV}" in words
+        assert words.index("difficulty hard") < words.index("Messages")
+        hard = quote("difficulty = 'hard' and level = 0 and version = 1")
+        (names, *rows) = browser.csv(f"/rollouts?where={hard}&csv=rollouts")
+        assert [row[names.index("difficulty")] for row in rows] == ["hard"] * len(ANSWERS)
+        assert '<option value="difficulty">' in browser.get("/overview").text
         sibling = ids(viewed, WHOLE)[2]
         names = ("rollout", "group", "episode", "example", "compare", "code", "response")
         links = [link for link in page.links() if link.startswith(tuple(f"/{name}?" for name in names))]

@@ -5,7 +5,7 @@
 
 const HEIGHT = 220;
 const DASHES = [undefined, [7, 3], [2, 2.5], [9, 3, 2, 3], [4, 2]]; // as in the report
-const MOST_DOTS = 60; // lines of up to this many points are drawn with a dot at each
+const MOST_DOTS = 60; // figures of up to this many points are drawn with a dot at each
 
 const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const colourOf = (number) => styleOf(`--s${number}`);
@@ -40,8 +40,8 @@ function roomy(least, most) {
 }
 
 function decades(least, most) {
-  const [low, high] = [Math.floor(Math.log10(least)), Math.ceil(Math.log10(most))];
-  return [10 ** (low === high ? low - 1 : low) || 5e-324, Math.min(LARGEST, 10 ** high)];
+  const [low, high] = [Math.floor(Math.log10(least)), Math.ceil(Math.log10(most))].map((it) => Math.min(307, it));
+  return [10 ** (low === high ? low - 1 : low) || 5e-324, 10 ** high];
 }
 
 // A round step between ticks that leaves them some pixels of room. isWhole: it is a whole number.
@@ -169,7 +169,7 @@ class Plot {
           dash: DASHES[each.dash],
           width: 1.8,
           spanGaps: true,
-          points: { show: this.data.x.length <= MOST_DOTS, size: 5 },
+          points: { show: this.data.x.length * this.data.series.length <= MOST_DOTS, size: 5 },
           value: (_, value) => shown(value),
         })),
       ],
