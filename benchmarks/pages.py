@@ -11,10 +11,7 @@ in a process of its own on this machine, without added latency.
 import asyncio
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +21,7 @@ import fsspec
 import httpx2
 
 import ludic
-from benchmarks.measure import print_table, with_spread
+from benchmarks.measure import import_seconds, milliseconds, print_table, seconds_since, wall_and_cpu
 from benchmarks.s3_server import BUCKET, s3_server
 from benchmarks.stores import make_store
 from ludic.app.show.web.answering import Answering
@@ -84,26 +81,26 @@ def print_times(place: str, url: str, rounds: int) -> None:
     con = ludic.connect(url)
     ((num_rollouts,),) = con.sql("select count(*) from rollouts").fetchall()
     found = [asyncio.run(measure(url)) for _ in range(rounds)]
-    rows = [["import the pages", *_figures([import_seconds() for _ in range(rounds)])]]
-    rows += [[name, *_figures([times[name] for times in found])] for name in found[0]]
+    rows = [["import the pages", *milliseconds([import_seconds("ludic.app.show.web.server") for _ in range(rounds)])]]
+    rows += [[name, *milliseconds([times[name] for times in found])] for name in found[0]]
     print_table(f"pages: {place}, a run of {num_rollouts:,} rollouts", ["", "wall, ms", "CPU, ms"], rows)
 
 
 async def measure(url: str) -> Times:
     """Open a run and ask every page."""
     times: Times = {}
-    start, tokens = _now(), list[str]()
+    start, tokens = wall_and_cpu(), list[str]()
     with Site(Root.open(url)) as site:
         app = Guard(Answering(site, asyncio.Event()).app, host_names("127.0.0.1"), tokens.append)
         transport = httpx2.ASGITransport(app)
         async with httpx2.AsyncClient(transport=transport, base_url=_HOME, follow_redirects=True) as browser:
             (await browser.get(f"/{_FIRST}", params={TOKEN: tokens[0]})).raise_for_status()
-            times[_FIRST_PAGE] = _since(start)
+            times[_FIRST_PAGE] = seconds_since(start)
             for name, query in queries(site).items():
                 await browser.get(f"/{name}?{urlencode(query)}")  # what it keeps is read again for new data only
-                start = _now()
+                start = wall_and_cpu()
                 answer = await browser.get(f"/{name}?{urlencode(query)}")
-                times[name] = _since(start)
+                times[name] = seconds_since(start)
                 assert answer.status_code == 200, (name, answer.text)
     return times
 
@@ -131,28 +128,6 @@ def queries(site: Site) -> Mapping[str, Mapping[str, str]]:
 
 _WITHOUT = ("paired", "label")
 """Pages that this run has nothing for: it has no evaluations."""
-
-
-def import_seconds() -> tuple[float, float]:
-    """Return the wall and CPU seconds of the pages' imports, in a new process."""
-    program = "import time; a = time.perf_counter(), time.process_time(); import ludic.app.show.web.server; "
-    program += "print(time.perf_counter() - a[0], time.process_time() - a[1])"
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    wall, cpu = map(float, done.stdout.split())
-    return wall, cpu
-
-
-def _now() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
-
-
-def _since(start: tuple[float, float]) -> tuple[float, float]:
-    wall, cpu = _now()
-    return wall - start[0], cpu - start[1]
-
-
-def _figures(times: list[tuple[float, float]]) -> list[str]:
-    return [with_spread([1000 * each for each in seconds]) for seconds in zip(*times, strict=True)]
 
 
 if __name__ == "__main__":

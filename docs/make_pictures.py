@@ -1,4 +1,4 @@
-"""Make the pictures of docs/ anew: the panel, the viewer, the reports, the pages. Look at each before you commit it.
+"""Make the pictures of docs/ anew: panel, viewer, reports and pages. Look at each before you commit it.
 
     python docs/make_pictures.py FOLDER
 

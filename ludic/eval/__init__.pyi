@@ -1,6 +1,7 @@
 from .compare import Compared as Compared
 from .compare import compare_runs as compare_runs
 from .config import DIFFERENCE as DIFFERENCE
+from .config import WINDOW as WINDOW
 from .config import EvalConfig as EvalConfig
 from .config import IntervalMethod as IntervalMethod
 from .config import MeasureConfig as MeasureConfig
@@ -22,7 +23,6 @@ from .plan import due_versions as due_versions
 from .plan import environment_settings as environment_settings
 from .plan import missed_versions as missed_versions
 from .run_rewards import FEWEST_RUNS as FEWEST_RUNS
-from .run_rewards import WINDOW as WINDOW
 from .run_rewards import RunProgress as RunProgress
 from .run_rewards import common_amounts as common_amounts
 from .run_rewards import read_progress as read_progress

@@ -24,12 +24,11 @@ import duckdb
 import numpy as np
 
 from ludic.eval import statistics
+from ludic.eval.config import WINDOW
 from ludic.eval.statistics import Interval
 from ludic.root import Root
 from ludic.root.sql import ask_table, figure
 
-WINDOW = 10
-"""Steps over which a training reward is averaged, unless another number is given."""
 FEWEST_RUNS = 2
 """Runs from which there is an interval over runs, which Student's t makes wide."""
 

@@ -106,9 +106,10 @@ def _plain_values(column: pa.ChunkedArray, maps_as_dicts: bool) -> list[Any]:
     type_ = column.type
     if pa.types.is_timestamp(type_) and type_.unit == "us" and type_.tz is not None:
         with suppress(ZoneInfoNotFoundError, ValueError):  # an offset such as +01:00, which is no name
-            zone, counts = ZoneInfo(type_.tz), column.cast(pa.int64()).to_pylist()
+            zone = ZoneInfo(type_.tz)
             return [
-                None if each is None else (_EPOCH + timedelta(microseconds=each)).astimezone(zone) for each in counts
+                None if count is None else (_EPOCH + timedelta(microseconds=count)).astimezone(zone)
+                for count in column.cast(pa.int64()).to_pylist()
             ]
     return column.to_pylist(maps_as_pydicts="lossy" if maps_as_dicts else None)
 

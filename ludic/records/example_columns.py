@@ -12,12 +12,7 @@ from typing import Any
 import msgspec
 
 from ludic.base import storable
-
-MOST_COLUMN_CHARACTERS = 10_000
-"""Largest value of the setting max_column_characters. Questions keep no more of a row in memory."""
-FEWEST_COLUMN_CHARACTERS = 100
-"""Smallest value of that setting, other than 0: room for the note on the columns that are left out."""
-DEFAULT_COLUMN_CHARACTERS = 2_000
+from ludic.records.extra_columns import FEWEST_COLUMN_CHARACTERS
 
 _CUT, _LENGTH = "cut", "characters"
 _NOTE, _LEFT_OUT = "__ludic__", "left_out"

@@ -196,8 +196,7 @@ def test_steps_far_from_the_weights_that_sampled_are_told_of() -> None:
     (diagnostic,) = find_leaps([near[0], *far, near[1]], {"objective": "reinforce"})
     assert str(diagnostic) == (
         "since step 45: in 2 of the newest 4 steps the trainer's weights were far from those that sampled, most in "
-        "step 45 (sampler KL 1.2 nats, "
-        "16.0% of the tokens clipped); lower --learning-rate, or --max-off-policy-steps"
+        "step 45 (sampler KL 1.2 nats, 16.0% of the tokens clipped); lower --learning-rate, or --max-off-policy-steps"
     )
     assert list(find_leaps(near, {})) == []
     assert list(find_leaps(far, {"objective": "sft"})) == []

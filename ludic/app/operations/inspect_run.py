@@ -209,7 +209,7 @@ def label(
 
 @operation(group="Look", place=2, defaults={"output": "report.html"}, measure=MeasureConfig)
 def report(
-    run: "Run",
+    run: "Run | str",
     output: str | PathLike[str] | None = None,
     *,
     also: Annotated[
@@ -227,8 +227,9 @@ def report(
     sides have no samples, a name is unknown, or the file can't be written; QueryError.
 
     Args:
-        also: More runs, here or with --also: the file then has the curves of all runs over each other, what differs,
-            and their comparison.
+        run: Folder or URL of a run, a folder of runs, or a pattern such as 'runs/lr*'.
+        also: More runs, folders or patterns, here or with --also: the file then has the curves of all runs over each
+            other, what differs, and their comparison.
         by: Of one run: column of its rollouts or of the data set, for whose values the curves have a line each. Of
             several: setting whose equal values make a group, drawn as its mean and a band.
         output: File to write, on this machine; must not exist. None, the default in Python, writes nothing, and the
@@ -239,11 +240,14 @@ def report(
             ROOT@VERSION. None given: the last evaluated version is compared with the first.
         overwrite: Replace the output if it exists.
     """
+    from ludic.app.show.comparison import open_runs
     from ludic.app.show.report.page import make_report
-    from ludic.root.sql import open_roots
 
     file, config = None if output is None else str(output), convert(MeasureConfig, measure)
-    roots = open_roots([run.root, also])
+    also = [also] if isinstance(also, str | PathLike) else [*also]
+    roots = open_runs([run if isinstance(run, str) else run.root, also])
+    if len(roots) == 1 and also:
+        raise SettingsError(f"{roots[0].url} is given twice; name each run once")
     if len(roots) > 1:
         from ludic.app.show.report.runs_page import make_runs_report
 
@@ -251,7 +255,7 @@ def report(
             raise SettingsError(f"{given[0]} is for a report of one run, and there are several; leave out one of them")
         return make_runs_report(roots, file, by=by, overwrite=overwrite, measure=config)
     sides = [str(side) for side in compare]
-    return make_report(run.root, file, by=by, versions=versions, sides=sides, measure=config, overwrite=overwrite)
+    return make_report(roots[0], file, by=by, versions=versions, sides=sides, measure=config, overwrite=overwrite)
 
 
 # --- SQL -----------------------------------------------------------------------------------------------------------

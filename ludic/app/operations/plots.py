@@ -35,9 +35,9 @@ def plot(
     run are marked at their steps. Raises ConfigError for an unknown name, QueryError for an unknown column, and
     MissingPackageError without matplotlib (`pip install 'ludic-rl[plot]'`).
     """
-    from ludic.root.sql import open_roots
+    from ludic.app.show.comparison import open_runs
 
-    return _plot({root.url: [root] for root in open_roots([run.root, also])}, names, by)
+    return _plot({root.url: [root] for root in open_runs([run.root, also])}, names, by)
 
 
 @operation()
@@ -48,17 +48,19 @@ def plot_runs(
 ) -> "Plot":
     """Plot figures of several runs over each other, as `Run.plot` does; one colour a run.
 
-    runs: one, several, or a mapping from labels to them. The runs of one label, such as seeds, are drawn as their mean
-    and a band from the lowest to the highest. Raises as `Run.plot`, and QueryError for a run that is given twice.
+    runs: one, several, or a mapping from labels to them; also folders of runs, and patterns such as runs/lr*. A run
+    that is named twice counts once. The runs of one label, such as seeds, are drawn as their mean and a band from the
+    lowest to the highest. Raises as `Run.plot`, and QueryError for a run with two labels.
     """
+    from ludic.app.show.comparison import open_runs
     from ludic.root.sql import open_roots
 
     if not isinstance(runs, Mapping):
-        return _plot({root.url: [root] for root in open_roots([runs])}, names, by)
+        return _plot({root.url: [root] for root in open_runs([runs])}, names, by)
     labels = [*map(str, runs)]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise ConfigError(f"two runs have the label {twice[0]!r}; name each label once")
-    opened = {label: open_roots([each]) for label, each in zip(labels, runs.values(), strict=True)}
+    opened = {label: open_runs([each]) for label, each in zip(labels, runs.values(), strict=True)}
     open_roots([root for roots in opened.values() for root in roots])  # which refuses one that is given twice
     return _plot(opened, names, by, are_labels=True)
 

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from ludic.app.launch.config import LaunchConfig
 from ludic.app.operations.operation import operation
-from ludic.app.operations.start import Algorithm, check, run, start_of
+from ludic.app.operations.start import GROUPS, Algorithm, check, run, start_of
 from ludic.base import ENGINE
-from ludic.engines import EngineConfig
 from ludic.errors import ConfigError, LudicError, one_line
-from ludic.run import RunConfig
-from ludic.settings import CodeSettings, Processes, Role, Shown, convert, refuse, settings_of, split
-from ludic.training import TrainConfig
+from ludic.settings import Processes, Role, Shown, convert, refuse, settings_of, split
 
 if TYPE_CHECKING:
     from ludic.app.launch.grid import GridRun, GridTable
@@ -47,25 +44,13 @@ def runs(
 
 # --- Grids ---------------------------------------------------------------------------------------------------------
 
-_GROUPS: Mapping[str, type] = {
-    "run": RunConfig,
-    "train": TrainConfig,
-    "code": CodeSettings,
-    "engine": EngineConfig,
-    "launch": LaunchConfig,
-}
-
 
 @operation(
     group="Start",
     place=1,
     on_sigterm="interrupt",
     trains=True,
-    run=RunConfig,
-    train=TrainConfig,
-    code=CodeSettings,
-    engine=EngineConfig,
-    launch=LaunchConfig,
+    **GROUPS,
 )
 def grid(
     config: Annotated[str, Shown("FILE", by_position=True)],
@@ -101,7 +86,7 @@ def grid(
     jobs = min(jobs, len(chosen))
     if gpus and jobs > len(gpus):
         raise ConfigError(f"jobs is {jobs}, wanted at most {len(gpus)}, one for each of this machine's GPUs")
-    launch = convert(LaunchConfig, split(settings, **_GROUPS)["launch"])
+    launch = convert(LaunchConfig, split(settings, **GROUPS)["launch"])
     waiting = _unfinished(chosen, shared)
     processes = GridProcesses(waiting, shared, jobs, gpus=gpus, stop_within_s=launch.stop_within_s)
     try:
@@ -115,18 +100,21 @@ def grid(
 def _unfinished(runs: "Sequence[GridRun]", shared: Mapping[str, Any]) -> "list[GridRun]":
     """Check all runs, and return those that are to start. Raises ConfigError with all mistakes, by run."""
     found: list[GridRun] = []
-    problems: list[str] = []
+    problems: dict[str, list[str]] = {}
     for each in runs:
         try:
             if _is_finished(each, shared):
                 continue
             rows = check(each.url, **{**shared, **each.settings}).rows
         except LudicError as error:
-            problems.append(f"{each.name}: {one_line(error)}")
+            problems.setdefault(one_line(error), []).append(each.name)
             continue
         found.append(each)
-        problems += [f"{each.name}: {row['check']}: {row['found']}" for row in rows if row["state"] == "wrong"]
-    refuse(problems)
+        for row in rows:
+            if row["state"] == "wrong":
+                problems.setdefault(f"{row['check']}: {row['found']}", []).append(each.name)
+    names = {text: "all runs" if len(of) == len(runs) > 1 else "; ".join(of) for text, of in problems.items()}
+    refuse([f"{names[text]}: {text}" for text in problems], what="mistakes in the settings of the runs")
     return found
 
 
@@ -139,7 +127,7 @@ def _is_finished(run: "GridRun", shared: Mapping[str, Any]) -> bool:
 
     settings = {**shared, **run.settings}
     named = {name: settings.pop(name) for name in ("algorithm", "engine")}
-    start, _ = start_of(run.url, None, named["algorithm"], named["engine"], split(settings, **_GROUPS))
+    start, _ = start_of(run.url, None, named["algorithm"], named["engine"], split(settings, **GROUPS))
     if start.root is None:
         return False
     if differing := start.run.differences(run_of(start.root)):

@@ -45,17 +45,21 @@ logger = logging.getLogger(__name__)
 Algorithm = Annotated[str | None, ALGORITHM, Role(first_page=True)]
 """Type of a parameter for the name of a preset; settings that are given override the preset's."""
 TrainerDevice = Literal["cpu", "cuda"] | None
+GROUPS: Mapping[str, Any] = {
+    "run": RunConfig,
+    "train": TrainConfig,
+    "code": CodeSettings,
+    "engine": EngineConfig,
+    "launch": LaunchConfig,
+}
+"""All settings of a run and its processes: the dataclasses by the names of their groups."""
 
 
 @operation(
     group="First",
     place=3,
     on_sigterm="interrupt",
-    run=RunConfig,
-    train=TrainConfig,
-    code=CodeSettings,
-    engine=EngineConfig,
-    launch=LaunchConfig,
+    **GROUPS,
 )
 def run(
     run: "Run | str",
@@ -114,11 +118,7 @@ def run(
 @operation(
     group="Start",
     place=2,
-    run=RunConfig,
-    train=TrainConfig,
-    code=CodeSettings,
-    engine=EngineConfig,
-    launch=LaunchConfig,
+    **GROUPS,
 )
 def check(
     run: "Run | str",

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, partial
+from math import inf
+from os import PathLike, fspath
 from os.path import commonprefix
 from pathlib import PurePath
 from typing import Any
@@ -16,9 +18,9 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from ludic.app.show.runs import RunSummary, differing, find_runs, groups_by, setting_text, summarise
+from ludic.app.show.runs import RunSummary, differing, find_runs, group_runs, setting_text, summarise
 from ludic.base import NOT_ESTIMATED, Frame, Part, Sentence, number, plural
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, unknown_name
 from ludic.eval import (
     FEWEST_EXAMPLES,
     FEWEST_RUNS,
@@ -32,7 +34,7 @@ from ludic.eval import (
 )
 from ludic.records import Row
 from ludic.root import RUN, Root, is_questions, newest_attempt
-from ludic.root.sql import Connections, ask, figure
+from ludic.root.sql import Connections, RootLike, ask, figure
 from ludic.root.storage import Storage
 
 # --- Runs by name ----------------------------------------------------------------------------------------------------
@@ -40,18 +42,25 @@ from ludic.root.storage import Storage
 _MAGIC = frozenset("*?[")
 
 
-def open_runs(sides: Iterable[Root | str]) -> list[Root]:
-    """Open runs, each once: roots, folders of runs with all runs below, and patterns such as runs/lr*, in their order.
+def open_runs(sides: Iterable[RootLike | Iterable[RootLike]]) -> list[Root]:
+    """Open runs, each once: runs, folders of runs with all runs below, and patterns such as runs/lr*, in their order.
 
     A pattern may stand in any folder's name, also of a bucket; what matches is a run, or a folder with runs. Raises
     ConfigError for a pattern that no run matches, MissingRootError for a folder without runs.
     """
     opened: dict[str, Root] = {}
     for side in sides:
-        roots = [side] if isinstance(side, Root) else map(Root.open, matching_runs(side))
-        for root in roots:
+        for root in _open_side(side):
             opened.setdefault(root.fs.unstrip_protocol(root.path), root)
     return list(opened.values())
+
+
+def _open_side(side: RootLike | Iterable[RootLike]) -> Iterable[Root]:
+    if isinstance(side, str | PathLike):
+        return map(Root.open, matching_runs(fspath(side)))
+    if isinstance(side, Iterable):
+        return open_runs(side)
+    return [side if isinstance(side, Root) else side.root]
 
 
 def matching_runs(location: str) -> list[str]:
@@ -80,6 +89,17 @@ def _below(url: str, folder: str) -> list[str]:
 
 def _is_match(names: Sequence[str], pattern: Sequence[str]) -> bool:
     return len(names) >= len(pattern) and all(map(fnmatchcase, names, pattern))
+
+
+def check_envs(roots: Sequence[Root], connections: Connections, env: Sequence[str]) -> None:
+    """Raise ConfigError for an environment of which no run has rollouts, of training or evaluations."""
+    if not env:
+        return
+    query = "select env_name from rollouts union select env_name from evals order by env_name"
+    known = dict.fromkeys(name for root in roots for (name,) in connections.to(root).sql(query).fetchall())
+    for name in env:
+        if name not in known:
+            raise ConfigError(unknown_name("environment", name, known))
 
 
 # --- What differs ----------------------------------------------------------------------------------------------------
@@ -196,14 +216,28 @@ class RunComparison:
             yield Sentence(note, style="dim")
 
     def highest(self) -> str:
-        """Say which run, or group of runs, has the highest training reward at equal steps."""
+        """Say which run, or group, has the highest training reward at equal steps, or that intervals overlap."""
         rows = [row for row in self.rewards if row["at"] == "step" and row["estimate"] is not None]
         if not rows:
             return "no rewards to compare"
-        best = max(rows, key=lambda row: row["estimate"])
-        of = "" if best["low"] is None else f" ({number(best['low'], 3)} to {number(best['high'], 3)})"
-        name = best["run"] if "run" in best else best["group"]
-        return f"highest reward up to step {best['amount']:,}: {name}, {number(best['estimate'], 3)}{of}"
+        best, *others = sorted(rows, key=lambda row: row["estimate"], reverse=True)
+        low, _ = self._bounds(best)
+        step = f"up to step {best['amount']:,}"
+        if all(high < low for _, high in map(self._bounds, others)):
+            return f"highest reward {step}: {self._reward(best)}"
+        what = "run" if self.by is None else "group of runs"
+        return f"no {what} has clearly the highest reward {step}: {self._reward(best)}; {self._reward(others[0])}"
+
+    def _bounds(self, row: Row) -> tuple[float, float]:
+        """Return the interval of a mean: without limits if there are too few values, the mean if all are equal."""
+        if row["low"] is not None:
+            return row["low"], row["high"]
+        fewest = FEWEST_EXAMPLES if self.by is None else FEWEST_RUNS
+        return (-inf, inf) if row["num_values"] < fewest else (row["estimate"], row["estimate"])
+
+    def _reward(self, row: Row) -> str:
+        of = "no interval" if row["low"] is None else f"{number(row['low'], 3)} to {number(row['high'], 3)}"
+        return f"{row['run' if self.by is None else 'group']}, {number(row['estimate'], 3)} ({of})"
 
     @property
     def _title(self) -> dict[str, str]:
@@ -239,6 +273,10 @@ class RunComparison:
         yield self._frame("at_equal_steps", steps, f"{of} step {steps[0]['amount']:,}{both}{unit}")
         if tokens and not is_same:
             yield self._frame("at_equal_tokens", tokens, f"{of} {at_tokens}{unit}", ("steps",))
+        if self.by is None and any(row["low"] is not None for row in self.rewards):
+            yield Sentence(
+                "each interval is over the groups of one run, and says nothing about other seeds", style="dim"
+            )
 
     def _parts_of_evaluations(self) -> Iterator[Part]:
         if self.evaluations:
@@ -355,7 +393,7 @@ class Runs:
         notes: list[str] = []
         if by is not None:
             groups = group_runs(summaries, by)
-            notes = list(_notes_of_groups(groups, by, [*named], differences))
+            notes = list(_notes_of_groups(groups, by, summaries))
         return cls(
             summaries=summaries,
             roots=named,
@@ -372,32 +410,13 @@ class Runs:
         return {root.url: label for label, root in self.roots.items()}
 
 
-def group_runs(summaries: Sequence[RunSummary], by: str) -> dict[str, list[str]]:
-    """Return the labels of the runs of each group: equal in a setting, and in all that is learned but the seed.
-
-    Runs that are equal in the setting alone are groups of their own, named by all settings in which they differ.
-    """
-    chosen, whole = groups_by(summaries, by), groups_by(summaries)
-    found: dict[str, list[str]] = {}
-    for label, name in chosen.items():
-        is_one = len({whole[each] for each, other in chosen.items() if other == name}) == 1
-        found.setdefault(name if is_one else f"{name}: {whole[label]}", []).append(label)
-    return found
-
-
-def _notes_of_groups(
-    groups: Mapping[str, Sequence[str]], by: str, labels: Sequence[str], differences: Sequence[Row]
-) -> Iterator[str]:
-    """Say which runs have no group, or share the setting and no group, and which of a group differ in code or data."""
+def _notes_of_groups(groups: Mapping[str, Sequence[str]], by: str, summaries: Sequence[RunSummary]) -> Iterator[str]:
+    """Say which runs have no group, or share the setting and no group."""
     grouped = {label for of_group in groups.values() for label in of_group}
-    if alone := [label for label in labels if label not in grouped]:
+    if alone := [each.label for each in summaries if each.label not in grouped]:
         yield f"{', '.join(alone)}: no settings are recorded, so it is in no group"
-    if any(": " in name for name in groups):
+    if len(groups) > len({setting_text(each, by) for each in summaries if each.label in grouped}):
         yield f"runs of one {by} that differ in more than the seed are groups of their own"
-    for name, of_group in groups.items():
-        for row in differences:
-            if row["kind"] in ("code", "data") and len({row["values"][label] for label in of_group}) > 1:
-                yield f"the runs of {name} differ in {row['kind']} too: {row['name']}"
 
 
 def make_table(

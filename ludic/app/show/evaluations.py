@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from ludic.app.show.comparison import RunComparison, Runs, make_table, varying
+from ludic.app.show.comparison import RunComparison, Runs, check_envs, make_table, varying
 from ludic.base import NOT_ESTIMATED, TOO_FEW, Frame, Part, Result, Sentence, number, plural, to_frame
 from ludic.eval import (
     DIFFERENCE,
@@ -185,6 +185,7 @@ def compare_whole_runs(
 
     of_evaluations: difference, seed and evaluation of `ludic.eval.compare_runs`. Raises as `Runs.read` does.
     """
+    check_envs(roots, connections, env)
     runs = Runs.read(roots, connections, by)
     compared = compare_runs(roots, config, connections, env=env, **of_evaluations)
     table = make_table(runs, compared, connections, window=window, env=env, confidence=config.confidence)

@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -102,6 +103,8 @@ class RunSummary:
     """Settings of the run and of its newest trainer, by name."""
     code: Mapping[str, str] = field(default_factory=dict)
     """Code of its newest trainer and of a worker: a file or package with the digest of its source, by role and name."""
+    data: Mapping[str, str] = field(default_factory=dict)
+    """Data sets, each a file's name with the digest of its rows, by the name of its environment."""
     problem: str = ""
     """What ended the trainer, or what can't be read."""
 
@@ -244,6 +247,7 @@ def _read(root: Root) -> RunSummary:
     newest = steps[-1] if steps else {"step": attempt.parent[1] if attempt and attempt.parent else 0}
     tokens = [row["num_tokens"] for row in steps if row["num_tokens"] is not None]
     state, reason = _state(root, lease, attempt, newest["step"])
+    code, data = _source(root, attempt, problems)
     return RunSummary(
         url=root.url,
         label=root.url,
@@ -258,7 +262,8 @@ def _read(root: Root) -> RunSummary:
         began_at=root.created_at or (_time(attempt.created_at) if attempt else None),
         parent=str(config["replay_batches"]) if None not in map(config.get, _OF_BRANCHES) else None,
         settings=_settings(root, attempt, problems),
-        code=_code(root, attempt, problems),
+        code=code,
+        data=data,
         problem=left_out("; ".join(filter(None, [reason, *problems])), _MOST_CHARACTERS),
     )
 
@@ -357,20 +362,32 @@ def _settings(root: Root, attempt: Attempt | None, problems: list[str]) -> dict[
     return {**_train_defaults(), **attempt.config, **run}
 
 
-def _code(root: Root, attempt: Attempt | None, problems: list[str]) -> dict[str, str]:
-    """Return the code of the newest trainer and of the newest life of the first slot, by role and name."""
+def _source(root: Root, attempt: Attempt | None, problems: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return code, by role and name, and data, of the newest trainer and of the newest life of the first slot."""
     lives = WORKERS.parsed(root.list(WORKERS.folder))
     newest = min(lives, key=lambda found: (found.slot, -found.life), default=None)
     claim = newest and _if_sound(lambda: WORKERS.read(root, newest.slot, newest.life), problems)
     records = [*(attempt.code if attempt else ()), *(claim.code if claim else ())]
-    return dict(item for record in records for item in code_texts(record))
+    data = {str(record.get("name")): _data_text(record) for record in records if _is_data(record)}
+    return dict(item for record in records for item in code_texts(record)), data
+
+
+def _is_data(record: Row) -> bool:
+    return record.get("role") == "environment" and is_questions(str(record.get("name")))
+
+
+def _data_text(record: Row) -> str:
+    """Return the name of a data set's file and the digest of its rows; equal rows have one digest."""
+    digests = [record.get("sha256"), *sorted((record.get("imports") or {}).values())]
+    shown = "+".join(str(digest or "unknown")[:_DIGITS] for digest in digests)
+    return f"{PurePath(str(record.get('name'))).name} {shown}"
 
 
 def code_texts(record: Row) -> Iterator[tuple[str, str]]:
     """Yield a code record's source and its imports as texts, by role and name; nothing for a data set."""
-    role, named = str(record.get("role")), str(record.get("name"))
-    if role == "environment" and is_questions(named):
+    if _is_data(record):
         return
+    role, named = str(record.get("role")), str(record.get("name"))
     name = f"{role} {comparable_name(named)}"
     home = record.get("package") or PurePath(record.get("path") or "").name
     digests = {"": record.get("sha256"), **(record.get("imports") or {})}
@@ -433,8 +450,15 @@ def comparable(summary: RunSummary, name: str) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     places = {summary.url} if is_url(summary.url) else {summary.url, str(Path(summary.url).absolute())} - {"."}
     for place in sorted(places, key=len, reverse=True):
-        text = text.replace(json.dumps(place)[1:-1], "ROOT")
+        text = _place_in(json.dumps(place)[1:-1]).sub("ROOT", text)
     return text
+
+
+@cache
+def _place_in(place: str) -> re.Pattern[str]:
+    """Return what finds a place in JSON text: as a whole path or its beginning, and a single word only in a path."""
+    found = rf"(?<![\w.-]){re.escape(place)}(?![\w.-])"
+    return re.compile(found if "/" in place else rf"(?<=/){found}|{found}(?=/)")
 
 
 def _renamed(values: Any, names: Mapping[str, str]) -> Any:
@@ -448,25 +472,84 @@ def _aside() -> frozenset[str]:
     return frozenset(each.name for each in free if each.group != "batch")
 
 
-def groups_by(summaries: Sequence[RunSummary], by: str | None = None) -> dict[str, str]:
-    """Return the group of each run, by the run's label; a group's label is its settings, such as learning_rate=1e-06.
+def group_runs(summaries: Sequence[RunSummary], by: str | None = None) -> dict[str, list[str]]:
+    """Return the labels of the runs of each group, by its name: of those that may be averaged, as seeds are.
 
-    by: setting whose equal values make a group; None groups runs that differ in nothing that is learned but the seed,
-    and have recorded no different code.
+    The runs of a group have recorded the same code, the same data, and the same settings but the seed: by None all
+    others; by a setting this one, and all others that change what is learned. A name has the settings in which groups
+    differ, such as learning_rate=1e-06, and after those, of code and data, what is not that of the first such group.
     Runs without settings have no group. Raises ConfigError for an unknown setting.
     """
     having = [each for each in summaries if each.settings]
     if by is not None and all(by not in each.settings for each in having):
         known = dict.fromkeys(name for each in having for name in each.settings)
-        raise ConfigError(unknown_name("setting", by, known, listed=differing(having)))
-    names = [by] if by is not None else [name for name in differing(having) if name not in {_SEED, *_aside()}]
-    code = differing_code(having) if by is None else []
-    return {each.label: _group(each, names, code) for each in having}
+        message = unknown_name("setting", by, known, listed=differing(having))
+        raise ConfigError(f"{message}; of several runs --by is a setting, of one run a column of its rollouts")
+    aside = {_SEED, *(() if by is None else (by, *_aside()))}
+    names = [name for name in differing(having) if name not in aside]
+    found: dict[tuple[Any, ...], list[RunSummary]] = {}
+    for each in having:
+        value = "" if by is None else f"{by}={setting_text(each, by)}"
+        settings = tuple(setting_text(each, name) for name in names)
+        source = frozenset(each.code.items()), _digests(each)
+        found.setdefault((value, settings, *source), []).append(each)
+    alike: dict[str, list[list[RunSummary]]] = {}
+    for (value, settings, *_), members in found.items():
+        of_value = [others for other, others, *_ in found if other == value]
+        shown = [index for index in range(len(names)) if len({others[index] for others in of_value}) > 1]
+        parts = [*([value] if value else []), *(f"{names[index]}={settings[index]}" for index in shown)]
+        alike.setdefault(", ".join(parts), []).append(members)
+    named: dict[str, list[str]] = {}
+    for beginning, groups in alike.items():
+        for name, members in zip(_names_by_source(beginning, [each[0] for each in groups]), groups, strict=True):
+            while name in named:
+                name += "'"
+            named[name] = [each.label for each in members]
+    return named
 
 
-def _group(summary: RunSummary, names: Sequence[str], code: Sequence[str]) -> str:
-    parts = [f"{name}={setting_text(summary, name)}" for name in names]
-    return ", ".join([*parts, *(summary.code[name] for name in code if name in summary.code)]) or "all runs"
+def _names_by_source(beginning: str, firsts: Sequence[RunSummary]) -> Iterator[str]:
+    """Yield the name of each group with equal settings, by how its code and data differ from those of the first one.
+
+    firsts: one run of each group.
+    """
+    yield beginning or "all runs"
+    names = [list(_other_source(each, firsts[0])) for each in firsts[1:]]
+    for each, parts in zip(firsts[1:], names, strict=True):
+        shown = parts if names.count(parts) == 1 else _other_source(each, firsts[0], with_digests=True)
+        yield ", ".join(filter(None, [beginning, *shown]))
+
+
+def _other_source(summary: RunSummary, first: RunSummary, *, with_digests: bool = False) -> Iterator[str]:
+    """Yield what a run has of code and data that another one has not."""
+    digests = _digests(first)
+    other_data = [text for text in summary.data.values() if text.rpartition(" ")[2] not in digests]
+    other_code = [text for name, text in summary.code.items() if first.code.get(name) != text]
+    for kind, own, of_first, others in (
+        ("code", summary.code, first.code, other_code),
+        ("data", summary.data, first.data, other_data),
+    ):
+        texts = dict.fromkeys(text if with_digests else text.rpartition(" ")[0] for text in others)
+        if texts:
+            yield f"other {kind} ({', '.join(texts)})"
+        elif len(own) != len(of_first):
+            yield f"less {kind}" if own else f"no {kind} recorded"
+
+
+def _digests(summary: RunSummary) -> frozenset[str]:
+    """Return the digests of a run's data sets: equal rows are one data set, whatever each run calls them."""
+    return frozenset(text.rpartition(" ")[2] for text in summary.data.values())
+
+
+def lines_of(summaries: Sequence[RunSummary], by: str | None = None) -> dict[str, str]:
+    """Return the name of the line of each run that is drawn as one of a group (`group_runs`), by the run's label.
+
+    by: None draws only groups of several runs as one.
+    """
+    groups = group_runs(summaries, by)
+    if by is None:
+        groups = {f"{name} ({len(labels)} runs)": labels for name, labels in groups.items() if len(labels) > 1}
+    return {label: name for name, labels in groups.items() for label in labels}
 
 
 def setting_text(summary: RunSummary, name: str) -> str:

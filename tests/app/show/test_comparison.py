@@ -185,12 +185,13 @@ def test_runs_that_differ_by_their_seeds_alone_are_one_row(tmp_path: Path) -> No
 def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path: Path) -> None:
     make(tmp_path, "a", run={"seed": 0, "temperature": 1.0}, learning_rate=1e-6)
     make(tmp_path, "b", run={"seed": 1, "temperature": 0.5}, learning_rate=1e-6)
-    grpo = [CodeRecord(role="advantage", name="mine.sql", sha256="a" * 64)]
+    grpo = [CodeRecord(role="advantage", name="mine.sql", path="mine.sql", sha256="a" * 64)]
     train_on(make(tmp_path, "c", last=0, run={"seed": 2, "temperature": 0.5}), {1: FEW}, code=grpo, learning_rate=1e-6)
     found = ludic.compare([str(tmp_path)], by="learning_rate")
     assert [(row["group"], row["num_runs"]) for row in rewards(found, "step")] == [
-        ("learning_rate=1e-06: temperature=1.0", 1),
-        ("learning_rate=1e-06: temperature=0.5", 2),
+        ("learning_rate=1e-06, temperature=1.0", 1),
+        ("learning_rate=1e-06, temperature=0.5", 1),
+        ("learning_rate=1e-06, temperature=0.5, other code (mine.sql)", 1),
     ]
     assert "runs of one learning_rate that differ in more than the seed are groups of their own" in repr(found)
     with pytest.raises(ConfigError, match=r"setting 'learning_rat' is unknown.*learning_rate"):

@@ -16,7 +16,16 @@ from app.cli.conftest import ludic as run_ludic
 import ludic as package
 from ludic.app.show import run_table
 from ludic.app.show.run_table import tabulate
-from ludic.app.show.runs import RunSummary, differing, find_runs, groups_by, labels_of, summarise
+from ludic.app.show.runs import (
+    RunSummary,
+    differing,
+    find_runs,
+    group_runs,
+    labels_of,
+    lines_of,
+    setting_text,
+    summarise,
+)
 from ludic.app.show.terminal.run_list import RunListApp
 from ludic.base import open_console
 from ludic.errors import ConfigError
@@ -198,12 +207,44 @@ def test_runs_differ_in_settings_and_not_in_places_and_group_by_all_but_the_seed
     runs = summarise(find_runs(tmp_path))
     assert [each.label for each in runs] == list(rates)
     assert differing(runs) == ["learning_rate", "seed", "keep_checkpoints"]
-    assert groups_by(runs) == {name: f"learning_rate={rate}" for name, (rate, _) in rates.items()}
-    assert groups_by(runs, "seed") == {name: f"seed={seed}" for name, (_, seed) in rates.items()}
+    by_rate = {
+        f"learning_rate={rate}": [f"{name}-s0", f"{name}-s1"] for name, rate in (("x/lr1", 1e-6), ("y/lr3", 3e-6))
+    }
+    assert group_runs(runs, "learning_rate") == by_rate
+    # Without `by`, a difference that changes nothing that is learned is one, too.
+    assert all(len(labels) == 1 for labels in group_runs(runs).values())
+    same = [replace(each, settings={**each.settings, "keep_checkpoints": 1}) for each in runs]
+    assert group_runs(same) == by_rate
+    other = replace(same[1], label="other", code={"scorer reward.py:score": "reward.py 11111111"})
+    others = [replace(other, label=digest, code={"scorer reward.py:score": f"reward.py {digest}"}) for digest in "23"]
+    data = replace(same[1], label="data", data={"qa/x": "rows.jsonl 4"})
+    first = [*same[:2], replace(same[0], label="again", settings={**same[0].settings, "seed": 5})]
+    named = {"learning_rate=1e-06": ["x/lr1-s0", "x/lr1-s1", "again"]}
+    assert group_runs([*first, other], "learning_rate") == named | {
+        "learning_rate=1e-06, other code (reward.py)": ["other"]
+    }
+    assert group_runs([*first, *others, data], "learning_rate") == named | {
+        "learning_rate=1e-06, other code (reward.py 2)": ["2"],
+        "learning_rate=1e-06, other code (reward.py 3)": ["3"],
+        "learning_rate=1e-06, other data (rows.jsonl)": ["data"],
+    }
+    # Which runs are one line does not depend on the others beside them.
+    aside = replace(same[0], label="aside", settings={**same[0].settings, "checkpoint_every": 5})
+    assert lines_of(same[:2]) == dict.fromkeys(["x/lr1-s0", "x/lr1-s1"], "all runs (2 runs)")
+    assert {*lines_of([*same[:2], aside, other, data])} == {"x/lr1-s0", "x/lr1-s1"}
     assert labels_of(runs[:2]) == ["lr1-s0", "lr1-s1"]
     assert labels_of(runs[:1]) == ["lr1-s0"]
     with pytest.raises(ConfigError, match="setting 'learning_rat' is unknown; did you mean 'learning_rate'"):
-        groups_by(runs, "learning_rat")
+        group_runs(runs, "learning_rat")
+
+
+def test_a_place_is_found_in_whole_paths_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("g", "grpo"):
+        make_run(f"{tmp_path}/{name}", advantage="grpo", reference=f"{tmp_path}/g-old", log_to=[f"runs/{name}/log"])
+    monkeypatch.chdir(tmp_path)
+    runs = summarise(find_runs("."))
+    assert [each.url for each in runs] == ["g", "grpo"]
+    assert (differing(runs), setting_text(runs[1], "advantage")) == ([], "grpo")
 
 
 def test_runs_that_differ_in_code_alone_show_it_and_are_no_group(tmp_path: Path) -> None:
@@ -215,8 +256,7 @@ def test_runs_that_differ_in_code_alone_show_it_and_are_no_group(tmp_path: Path)
     table = tabulate(str(tmp_path))
     assert table.differing == []
     assert table.frame()["code"].to_list() == ["reward.py 11111111", "reward.py 22222222", "reward.py 22222222"]
-    first, second, third = groups_by(table.runs).values()
-    assert first != second == third
+    assert {*lines_of(table.runs)} == {"b", "b again"}
     assert "code" not in replace(table, runs=table.runs[1:]).frame().columns
 
 

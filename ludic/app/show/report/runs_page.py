@@ -16,7 +16,7 @@ from ludic.app.show.evaluations import Comparison
 from ludic.app.show.figures import FigureData, overlay, read_figures
 from ludic.app.show.report.page import STATE_CLASSES, Report, about_page, render, split_place, write_page
 from ludic.app.show.report.plots import draw, style
-from ludic.app.show.runs import RunSummary, groups_by, setting_text
+from ludic.app.show.runs import RunSummary, lines_of, setting_text
 from ludic.app.show.watch import stored_diagnostics
 from ludic.base import Frame, Sentence, number
 from ludic.eval import DIFFERENCE, WINDOW, MeasureConfig, compare_runs
@@ -61,7 +61,7 @@ def render_runs(runs: Runs, comparison: Comparison, connections: Connections) ->
 
 def _gather(runs: Runs, comparison: Comparison, connections: Connections) -> dict[str, Any]:
     """Return the values that the template shows."""
-    groups = _groups(runs)
+    groups = lines_of(runs.summaries, runs.by)
     lines = list(dict.fromkeys(groups.get(label, label) for label in runs.roots))
     read = {label: (connections.to(root), root) for label, root in runs.roots.items()}
     with ThreadPoolExecutor() as pool:  # each connection is used by one thread
@@ -88,24 +88,6 @@ def _read_run(con: duckdb.DuckDBPyConnection, root: Root) -> tuple[list[str], li
     """Return the warnings and the figures of a run."""
     diagnostics = stored_diagnostics(root, ask(con, root, figure("newest_metrics")))
     return [str(each) for each in diagnostics], read_figures(con, root)
-
-
-def _groups(runs: Runs) -> dict[str, str]:
-    """Return the group of each run that is drawn with others as one line: by `by`, else those that differ in the seed
-    alone. Equal settings do not suffice: the code of two runs may differ, which is what a reader wants to see."""
-    if runs.by is not None:
-        return {label: group for group, labels in runs.groups.items() for label in labels}
-    seeds = {each.label: each.settings.get("seed") for each in runs.summaries}
-    members: dict[str, list[str]] = {}
-    for label, group in groups_by(runs.summaries).items():
-        members.setdefault(group, []).append(label)
-    found: dict[str, str] = {}
-    for group, labels in members.items():
-        others = [row["values"] for row in runs.differing if row["kind"] in ("code", "data")]
-        is_one = all(len({values[label] for label in labels}) == 1 for values in others)
-        if len(labels) > 1 and is_one and len({seeds[label] for label in labels}) == len(labels):
-            found |= dict.fromkeys(labels, f"{group} ({len(labels)} runs)")
-    return found
 
 
 def _are_neighbours(summaries: Sequence[RunSummary]) -> bool:

@@ -86,12 +86,20 @@ def one_figure(request: PageRequest) -> PageAnswer:
     name, by = request.required("name"), request.query.get("by") or None
     with request.data.reading() as con:
         data = read_figure(con, request.data.root, name, by=by)
-    names = [each.name for each in data.series]
     values = data.to_json()
-    rows = [
-        {data.x_name: x, **{name: each["values"][index] for name, each in zip(names, values["series"], strict=True)}}
-        for index, x in enumerate(values["x"])
-    ]
-    table = PageTable(name="numbers", rows=rows, columns=[data.x_name, *names])
+    names = different([data.x_name, *(each.name for each in data.series)])
+    columns = [values["x"], *(each["values"] for each in values["series"])]
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    table = PageTable(name="numbers", rows=rows, columns=names)
     shown = {"figure": values, "table": table, "names": figure_names()}
     return PageAnswer("figure.html.j2", shown, title=data.title, tables=[table])
+
+
+def different(names: list[str]) -> list[str]:
+    """Return names for columns: a line that is called as an earlier one, or as the axis, gets an underscore."""
+    found: list[str] = []
+    for name in names:
+        while name in found:
+            name += "_"
+        found.append(name)
+    return found

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from ludic.app.show.comparison import group_runs
 from ludic.app.show.evaluations import compare_whole_runs
 from ludic.app.show.figures import FigureData, overlay
-from ludic.app.show.runs import groups_by
+from ludic.app.show.runs import lines_of
 from ludic.app.show.web.overview import curves_of
 from ludic.app.show.web.pages import JsonAnswer, PageAnswer, PageRequest, PageTable, page
 from ludic.base import Frame, Part, Sentence
@@ -55,9 +54,7 @@ def overlaid(request: PageRequest) -> JsonAnswer:
     """The curves of the chosen runs. by: a setting whose equal values make a group, or seed."""
     labels, by = _chosen(request), request.query.get("by", "")
     runs = [each for each in request.site.table().runs if each.label in labels]
-    groups: dict[str, str] = groups_by(runs) if by == _SEEDS else {}
-    if by and by != _SEEDS:
-        groups = {label: group for group, of_group in group_runs(runs, by).items() for label in of_group}
+    groups = lines_of(runs, None if by == _SEEDS else by) if by else {}
     found = {label: curves_of(request.site, label, request.open(label)) for label in labels}
     lines = list(dict.fromkeys(groups.get(label, label) for label in labels))
     return JsonAnswer({"figures": [data.to_json(lines) for data in _overlaid(found, groups)]})

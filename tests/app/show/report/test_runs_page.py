@@ -58,7 +58,7 @@ def test_runs_that_differ_in_the_seed_are_one_line_and_others_have_their_own(mak
     with pytest.raises(ConfigError, match="setting 'learnin_rate'"):
         make_runs_report(roots, None, by="learnin_rate")
     by_seed = values_of(make_runs_report(roots, None, by="seed").html, "Reward")
-    assert by_seed.startswith("seed=0: learning_rate=0.001 1 → 2 seed=1 2 → 4 seed=0: learning_rate=0.003 9 → 9.5 ")
+    assert by_seed.startswith("seed=0, learning_rate=0.001 1 → 2 seed=1 2 → 4 seed=0, learning_rate=0.003 9 → 9.5 ")
 
 
 @pytest.mark.slow

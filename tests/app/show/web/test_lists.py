@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 from typing import Any
-from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -11,7 +10,7 @@ from app.show.report.conftest import HOSTILE, SPELT, hostile, root, store_rollou
 from app.show.web.browsers import browsing
 from strategies import make_batch
 
-from ludic.app.show.web import answering, lists
+from ludic.app.show.web import answering, lists, overview
 from ludic.root.root import Root
 from ludic.root.rows.writer import RolloutWriter
 
@@ -37,21 +36,6 @@ def test_lists_filter_sort_page_and_download(trained: Root, monkeypatch: pytest.
         assert {"prompt", "answer", "reward_components"} <= set(rows[0])
         assert [row[0] for row in browser.csv("/versions?csv=versions")] == ["version", "1", "0"]
         assert browser.get("/versions?csv=other").status == 404
-
-
-def test_where_it_is_not_known_what_is_correct_the_page_says_so_and_hints_at_components(
-    root: Root, store_rollouts: Any
-):
-    store_rollouts([[0.5, 1.0]], reward_components={"has 'it'": 0.0}, correct=None)
-    store_rollouts([[0.5, 1.0]], seed=1, reward_components={"has 'it'": 1.0}, correct=None)
-    with browsing(root) as browser:
-        page = browser.get("/rollouts?where=not%20Correct")
-        assert "correct is not known in this run" in page.text
-        (link,) = [link for link in page.links() if "reward_components" in link]
-        found = browser.get(link)
-        assert (found.status, len(found.rows)) == (200, 1 + 2)
-        assert "correct is not known" not in found.text
-        assert any("marks+is+not+null" in link for link in page.links())
 
 
 def test_where_it_is_not_known_what_is_correct_the_page_says_so_and_hints_at_components(
@@ -147,6 +131,7 @@ def test_curves_and_state_are_read_again_when_something_is_new(trained: Root):
         assert ["step", "1 of 1"] in [[name, text[:6]] for name, text in browser.json("/state")["facts"]]
         table = browser.get("/figure?name=reward_mean")
         assert table.rows[0] == ["step", "reward"]
+        assert overview.different(["step", "step", "a", "a", "a"]) == ["step", "step_", "a", "a_", "a__"]
         wrong = browser.client.get("/figures?by=nothing", headers={"Accept": "application/json"})
         assert (wrong.status_code, "nothing" in wrong.json()["problem"]) == (400, True)
 
