@@ -27,6 +27,8 @@ _MOST_DOTS = 40
 _MOST_INSIDE = 6
 """Number of lines up to which the legend stands among the data."""
 _LONGEST_NAME = 60
+_LABEL_ROOM = 0.03
+"""Share of the width of an axes between two labels of marks."""
 _WARNING = "#B3261E"
 _DPI = 110
 
@@ -74,18 +76,32 @@ def _draw_axes(axes: Axes, data: FigureData) -> None:
         missing = axes.text(0.5, 0.5, "no values in this run", transform=axes.transAxes, ha="center", va="center")
         _plain(missing)
     lines = [_draw_line(axes, each, *look) for each, look in zip(data.series, _looks(data.series), strict=True)]
+    labelled = _labelled(data)
     for mark in data.marks:
         axes.axvline(mark.x, color=_WARNING, linestyle="--", linewidth=0.8, label="_mark")
         top = axes.get_xaxis_transform()
-        label = axes.text(mark.x, 1.0, _short(mark.label), transform=top, color=_WARNING, fontsize=7)
-        label.set(ha="center", va="bottom")
-        _plain(label)
+        if mark.x in labelled:
+            label = axes.text(mark.x, 1.0, _short(mark.label), transform=top, color=_WARNING, fontsize=7)
+            label.set(ha="center", va="bottom")
+            _plain(label)
     # A single line needs no legend where the title says what it is.
     if len(lines) > 1 or any(each.run or each.name.lower() not in data.title.lower() for each in data.series):
         _draw_legend(axes, lines, data.series)
     if data.notes:
         text = _wrapped(data.notes, 110)
         _plain(axes.annotate(text, (0, 0), (0, -30), "axes fraction", "offset points", va="top", fontsize=7, alpha=0.7))
+
+
+def _labelled(data: FigureData) -> set[float]:
+    """Return where marks have room for their labels; none in a figure of several runs, whose marks are too close."""
+    if len({each.run for each in data.series}) > 1:
+        return set()
+    xs = [x for each in data.series for x in each.values] + [mark.x for mark in data.marks]
+    places: list[float] = []
+    for x in sorted({mark.x for mark in data.marks}):
+        if not places or x - places[-1] >= _LABEL_ROOM * (max(xs) - min(xs)):
+            places.append(x)
+    return set(places)
 
 
 def _draw_line(axes: Axes, series: Series, colour: str, style: str) -> Line2D:

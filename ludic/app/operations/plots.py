@@ -77,6 +77,7 @@ def frame(run: "Run", name: str = STEPS, *, by: str | None = None) -> "pl.DataFr
     from ludic.app.show.figures import check_figure, read_figure, step_frame
     from ludic.root.sql import Connections
 
+    _checked([], by)
     with Connections() as connections:
         con = connections.to(run.root)
         if name == STEPS:
@@ -93,7 +94,7 @@ def _plot(
     from ludic.app.show.figures import check_figure, short_labels
     from ludic.root.sql import Connections
 
-    names = names or _DEFAULT
+    names = _checked(names, by) or _DEFAULT
     for name in names:
         check_figure(name)
     if not are_labels:
@@ -101,6 +102,16 @@ def _plot(
     with Connections() as connections:
         marks = {root.url: _marks_of(connections, root) for roots in runs.values() for root in roots}
         return draw([data for name in names for data in _overlaid(connections, runs, name, by, marks)])
+
+
+def _checked(names: Sequence[Any], by: Any) -> tuple[str, ...]:
+    """Return the names of figures, also those of a list. Raises ConfigError for what is no name."""
+    flat = [each for name in names for each in (name if isinstance(name, list | tuple) else [name])]
+    if wrong := [name for name in flat if not isinstance(name, str)]:
+        raise ConfigError(f"names of figures are texts, such as 'reward_mean'; got {wrong[0]!r}")
+    if not (by is None or isinstance(by, str)):
+        raise ConfigError(f"by is {by!r}, wanted the name of one column, such as 'env_name'; plot once for each column")
+    return tuple(flat)
 
 
 def _marks_of(connections: "Connections", root: "Root") -> "list[Mark]":

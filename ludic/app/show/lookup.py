@@ -39,7 +39,8 @@ def look_up(
 ) -> Lookup:
     """Find the rollout or group that `part` of an id matches; kinds: search only these. con: a connection to the root.
 
-    options: how it is printed. version: partition that a whole id is probably in; its files are listed first.
+    options: how it is printed; with them, a rollout has its labels. version: partition that a whole id is probably in;
+    its files are listed first.
 
     Leaves out broken files, with a warning. Raises UnknownIdError, StoreError.
     """
@@ -49,8 +50,9 @@ def look_up(
     addresses = find_rows(root, part, version) if _WHOLE_ID.fullmatch(part) else []
     if not addresses and version is not None:
         addresses = find_rows(root, part)
+    con = con or connect(root)
     try:
-        found = _look_up(con or connect(root), root, part, addresses, kinds)
+        found = _look_up(con, root, part, addresses, kinds)
     except QueryError as error:
         if isinstance(error.__cause__, duckdb.InterruptException):
             raise
@@ -63,7 +65,7 @@ def look_up(
         raise UnknownIdError(
             f"{part!r} is a {found.kind}, wanted a {kinds[0]}; `ludic view {root.url} {part} --text` shows it"
         )
-    return found if options is None else replace(found, options=options)
+    return found if options is None else replace(found, options=options, labels=_labels_of(con, found))
 
 
 def _look_up(
@@ -81,6 +83,16 @@ def _look_up(
     uses = ask(con, root, figure("uses"), {"ids": [row["rollout_id"] for row in group]})
     found = Lookup(root=root, kind=kind, rows=rows, records=records, group=group, group_uses=uses, code=[])
     return replace(found, code=_code_of(con, root, rows[0], found.uses))
+
+
+def _labels_of(con: duckdb.DuckDBPyConnection, found: Lookup) -> list[dict[str, Any]]:
+    if found.kind == "group":
+        return []
+    try:
+        return ask(con, found.root, figure("labels_of_rollout"), {"id": found.record.rollout_id})
+    except QueryError as error:
+        logger.warning("left out the labels: %s", error)
+        return []
 
 
 def _group_of(root: Root, row: dict[str, Any], version: int) -> list[dict[str, Any]]:

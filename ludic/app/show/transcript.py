@@ -78,6 +78,8 @@ class Lookup(Result):
     that considered it."""
     options: PrintOptions = field(default_factory=PrintOptions)
     """How it is printed."""
+    labels: list[dict[str, Any]] = field(default_factory=list)
+    """Labels of the rollout, oldest first; empty for a group, and where it is not looked up to be printed."""
 
     @property
     def record(self) -> Rollout:
@@ -122,7 +124,7 @@ class Lookup(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, as `ludic view --json` prints it."""
-        return {"kind": self.kind, "rows": self.rows, "uses": self.uses, "code": self.code}
+        return {"kind": self.kind, "rows": self.rows, "uses": self.uses, "code": self.code, "labels": self.labels}
 
     def print_to(self, console: Console) -> None:
         """Print for people."""
@@ -141,9 +143,23 @@ def print_found(console: Console, found: Lookup, options: PrintOptions) -> None:
     if found.kind == "rollout":
         for part in rollout_parts(found, options, load_token_reader(found.root), legend=is_coloured):
             console.print(part)
+        for part in label_lines(found.labels):
+            console.print(part)
     else:
         reader = None if all(row["messages"] for row in found.rows) else load_token_reader(found.root)
         _print_group(console, [with_messages(row, reader) for row in found.rows], found.uses, options)
+
+
+def label_lines(labels: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
+    """Yield a line for each label, below a title; nothing without labels."""
+    if labels:
+        yield _rule("labels")
+    for label in labels:
+        mark = label["text"] or (number(label["value"]) if label["value"] is not None else "")
+        line = (
+            f"{label['name']} {mark}  by {label['author']}, {label['created_at']:%Y-%m-%d %H:%M}  {label['note'] or ''}"
+        )
+        yield Text(printable(line))
 
 
 def rollout_parts(

@@ -100,7 +100,7 @@ def _on_one_line(text: str) -> str:
 
 
 _NESTED = ("list", "array", "struct", "map")
-_MOST_KEYS, _SHOWN_KEY = 20, 40
+_MOST_KEYS, _MOST_COLUMNS, _SHOWN_KEY = 20, 8, 40
 _KEYS = """
 select distinct unnest(try(json_keys(example_columns))) as key
 from (select distinct example_columns from $rows)
@@ -115,7 +115,8 @@ def _unknown_column(name: str, keys: Sequence[str], columns: Sequence[str], rows
     shown = [key if plain else repr(key[:_SHOWN_KEY]) for key, plain in zip(keys, is_plain, strict=True)]
     others = f" and {len(keys) - _MOST_KEYS:,} more" if len(keys) > _MOST_KEYS else ""
     of_data = f"has the columns {', '.join(shown[:_MOST_KEYS])}{others}" if keys else "has no further columns here"
-    return f"column {name!r} is unknown{hint} the data set {of_data}; {rows} have {', '.join(columns)}"
+    first = f"{', '.join(columns[:_MOST_COLUMNS])}{', ...' if len(columns) > _MOST_COLUMNS else ''}"
+    return f"column {name!r} is unknown{hint} the data set {of_data}; {rows} have {first}"
 
 
 def means_of_evaluation(rows: pa.Table) -> list[dict[str, Any]]:

@@ -191,6 +191,11 @@ def test_the_axes_hold_the_numbers() -> None:
     assert not first.get_shared_x_axes().joined(first, third)
     assert [text.get_text() for text in second.texts] == ["no values in this run"]
     assert plot.get_supxlabel() == "1: it fell"
+    # Labels of marks that are close would lie over each other.
+    line = Series(name="loss", values={1: 1.0, 200: 2.0})
+    marks = [Mark(x=x, label=str(x), text="it fell") for x in (2, 3, 9)]
+    alone, laid = figure(line, marks=marks), overlay({"a": figure(line, marks=marks), "b": figure(line)})
+    assert [[text.get_text() for text in axes.texts] for axes in draw([alone, laid]).axes] == [["2", "9"], []]
 
 
 def test_hostile_names_are_shown_as_they_are() -> None:
@@ -282,6 +287,12 @@ def test_one_line_plots_runs_by_name() -> None:
         ludic.plot({1: run, "1": other}, "loss")  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="there are reward_mean"):
         run.plot("kosten")
+    assert len(run.plot(["loss", "entropy"]).axes) == 2  # type: ignore[arg-type]
+    for wrong in ({"by": ["env_name", "level"]}, {"by": 3}):
+        with pytest.raises(ConfigError, match="wanted the name of one column, such as 'env_name'"):
+            run.plot("loss", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="names of figures are texts, such as 'reward_mean'; got 3"):
+        run.plot(3)  # type: ignore[arg-type]
 
 
 def test_a_missing_matplotlib_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,10 @@ def test_an_unknown_name_is_answered_with_those_that_there_are(con: duckdb.DuckD
         by_column(con, "messages")
     with pytest.raises(QueryError, match="evals have group_id"):
         by_column(con, "a.b", "evals")
+    for index in range(9):
+        con.execute(f"alter table rollouts add column c{index} int")
+    with pytest.raises(QueryError, match=r"example_columns, c0, c1, c2, c3, [.][.][.]$"):
+        by_column(con, "leve")
     con.execute("update rollouts set example_columns = null")
     with pytest.raises(QueryError, match="the data set has no further columns here; rollouts have"):
         by_column(con, "level")

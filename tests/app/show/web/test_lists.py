@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -35,6 +36,21 @@ def test_lists_filter_sort_page_and_download(trained: Root, monkeypatch: pytest.
         assert {"prompt", "answer", "reward_components"} <= set(rows[0])
         assert [row[0] for row in browser.csv("/versions?csv=versions")] == ["version", "1", "0"]
         assert browser.get("/versions?csv=other").status == 404
+
+
+def test_where_it_is_not_known_what_is_correct_the_page_says_so_and_hints_at_components(
+    root: Root, store_rollouts: Any
+):
+    store_rollouts([[0.5, 1.0]], reward_components={"has 'it'": 0.0}, correct=None)
+    store_rollouts([[0.5, 1.0]], seed=1, reward_components={"has 'it'": 1.0}, correct=None)
+    with browsing(root) as browser:
+        page = browser.get("/rollouts?where=not%20Correct")
+        assert "correct is not known in this run" in page.text
+        (link,) = [link for link in page.links() if "reward_components" in link]
+        found = browser.get(link)
+        assert (found.status, len(found.rows)) == (200, 1 + 2)
+        assert "correct is not known" not in found.text
+        assert any("marks+is+not+null" in link for link in page.links())
 
 
 def test_a_wrong_predicate_is_answered_beside_its_box_and_reaches_nothing(trained: Root, tmp_path: Path):

@@ -9,6 +9,8 @@ const MOST_DOTS = 60; // figures of up to this many points are drawn with a dot 
 
 const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const colourOf = (number) => styleOf(`--s${number}`);
+// A tick of a log axis: small and large ones as powers, such as 1e-6, which have room.
+const power = (tick) => (tick !== 0 && (tick < 0.001 || tick >= 1e6) ? Number(tick.toPrecision(3)).toExponential().replace("e+", "e") : shown(tick, 3));
 const shown = (value, digits = 6) => (value === null || value === undefined ? "-" : String(Number(value.toPrecision(digits))));
 
 function element(tag, properties, ...children) {
@@ -150,7 +152,7 @@ class Plot {
       splits: (chart, index, low, high, step) =>
         index === 1 && this.isLog ? logTicks(low, high, HEIGHT / 40) : ticks(low, high, step),
       filter: (_, splits) => splits,
-      values: (_, splits) => splits.map((tick) => shown(tick, TICK_DIGITS)),
+      values: (_, splits, index) => splits.map((tick) => (index === 1 && this.isLog ? power(tick) : shown(tick, TICK_DIGITS))),
     };
     return {
       width: this.place.clientWidth || 360,
@@ -259,8 +261,10 @@ const isDrawn = (data) => hasValues(data) && (!isZero(data) || data.name.split("
 
 // --- A place of figures, which are read from an address again and again ---------------------------------------------
 
+const READING = "reading ...";
+
 // Call a function with what an address answers, when that is new; data-every is the seconds between two looks.
-function follow(place, show) {
+function follow(place, show, onProblem = () => {}) {
   const problem = element("p", { className: "bad", role: "alert", hidden: true });
   place.before(problem);
   let etag = null;
@@ -279,6 +283,7 @@ function follow(place, show) {
     } catch (error) {
       problem.hidden = false;
       problem.textContent = error instanceof TypeError ? "The command has ended, or can't be reached." : error.message;
+      onProblem();
     }
   }
   async function again() {
@@ -290,7 +295,7 @@ function follow(place, show) {
 
 function showFigures(place) {
   const plots = new Map();
-  const aside = element("p", { className: "dim", textContent: "reading ..." });
+  const aside = element("p", { className: "dim", textContent: READING });
   place.after(aside);
   follow(place, ({ figures, warnings }) => {
     const drawn = figures.filter(isDrawn);
@@ -313,6 +318,8 @@ function showFigures(place) {
     const missing = titles(figures.filter((data) => !hasValues(data)));
     aside.textContent = [zero && `0 everywhere: ${zero}.`, missing && `Not measured: ${missing}.`].filter(Boolean).join(" ");
     if (warnings) showWarnings(warnings);
+  }, () => {
+    if (aside.textContent === READING) aside.textContent = "";
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plots.forEach((plot) => plot.draw()));
 }
