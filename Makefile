@@ -1,5 +1,5 @@
 .PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect trl verifiers \
-	verifiers-v1 verifiers-legacy 8bit light unit integration faults readers clusters soak durations mutants check format docs docs-serve \
+	verifiers-v1 verifiers-legacy 8bit light unit integration faults readers trackers clusters soak durations mutants check format docs docs-serve \
 	bench gpu notebooks clean collect
 .DEFAULT_GOAL := help
 PYTHON ?= python3
@@ -9,7 +9,8 @@ WHOLE_RUNS := benchmarks post_training integration pipelines notebooks
 VLLM := .venv-vllm/bin
 # Beside .venv, which is complete before they are begun.
 OTHER_ENVIRONMENTS := .venv-vllm/installed .venv/inspect/installed .venv/docs/installed \
-	.venv/light/installed .venv/verifiers/installed .venv/verifiers-legacy/installed .venv/8bit/installed .venv/trl/installed
+	.venv/light/installed .venv/verifiers/installed .venv/verifiers-legacy/installed .venv/8bit/installed .venv/trl/installed \
+	.venv/trackers/installed
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 # pip would compile 50,000 files, which is most of an installation. Python compiles those that are imported.
@@ -48,7 +49,7 @@ test-all:  ## run everything, as CI does, in half an hour on two cores
 	$(MAKE) timed-integration
 	$(MAKE) --keep-going --jobs 3 --output-sync=target UNIT_PROCESSES=$(PROCESSES) \
 		$(addprefix timed-,unit vllm-servers vllm-runs vllm-engines clusters readers verifiers-v1 verifiers-legacy trl inspect \
-		8bit light)
+		trackers 8bit light)
 
 # A line at the end of each target, with its seconds, shows where a run is that nears its limit.
 timed-docs: .venv/docs/installed
@@ -92,6 +93,9 @@ vllm-servers: .venv-vllm/installed
 
 inspect: .venv/inspect/installed  ## write and read logs of inspect_ai, with its own readers
 	.venv/inspect/bin/python -m pytest --junitxml=build/tests/$@.xml tests/adapters/exports/test_inspect_logs.py tests/adapters/imports/test_inspect.py
+
+trackers: .venv/trackers/installed  ## log a run to MLflow and Trackio on this machine, and read it back
+	OMP_NUM_THREADS=1 .venv/trackers/bin/python -m pytest $(TWICE) tests/adapters/test_local_trackers.py
 
 light: .venv/light/installed  ## run what needs no extra in an environment of the package alone
 	.venv/light/bin/pip install --quiet --no-deps --force-reinstall .
@@ -183,7 +187,10 @@ clean:  ## remove what the other targets made
 .venv/trl/installed: OVER = trl==1.16.0
 .venv/verifiers/installed: OVER = verifiers==0.4.0
 .venv/verifiers-legacy/installed: OVER = verifiers==0.3.1
-.venv/inspect/installed .venv/trl/installed .venv/verifiers/installed .venv/verifiers-legacy/installed: .venv/installed
+# MLflow wants cachetools below 8, and Trackio pillow below 13.
+.venv/trackers/installed: OVER = mlflow-skinny==3.17.2 alembic==1.20.1 trackio==0.43.0
+.venv/inspect/installed .venv/trl/installed .venv/trackers/installed .venv/verifiers/installed \
+.venv/verifiers-legacy/installed: .venv/installed
 	$(PYTHON) -m venv --without-pip $(@D)
 	$(@D)/bin/python -c "from sysconfig import get_path as path; from pathlib import Path; \
 		below = path('purelib').replace('$(@D)', '.venv'); \

@@ -2,6 +2,7 @@
 
 from benchmarks import (
     compaction,
+    compare,
     contention,
     continuous_batching,
     credit,
@@ -17,10 +18,13 @@ from benchmarks import (
     one_rank,
     package,
     packing,
+    pages,
+    peers,
     plan,
     planner,
     point_read,
     report,
+    runs,
     scale,
     sql,
     store_size,
@@ -63,7 +67,11 @@ BENCHMARKS = (
     in_flight,
     weights,
     viewer,
+    pages,
+    peers,
     report,
+    compare,
+    runs,
     intervals,
 )
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -112,3 +113,31 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_row(*row)
     # A file or a pipe would get 80 columns only.
     Console(width=120).print(table)
+
+
+# --- Wall and CPU seconds --------------------------------------------------------------------------------------------
+
+
+def wall_and_cpu() -> tuple[float, float]:
+    """Return the seconds of a clock and of this process on the CPU."""
+    return time.perf_counter(), time.process_time()
+
+
+def seconds_since(start: tuple[float, float]) -> tuple[float, float]:
+    """Return the wall and CPU seconds since `wall_and_cpu` returned `start`."""
+    wall, cpu = wall_and_cpu()
+    return wall - start[0], cpu - start[1]
+
+
+def import_seconds(module: str) -> tuple[float, float]:
+    """Return the wall and CPU seconds of a module's import, in a new process."""
+    program = f"import time; a = time.perf_counter(), time.process_time(); import {module}; "
+    program += "print(time.perf_counter() - a[0], time.process_time() - a[1])"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    wall, cpu = map(float, done.stdout.split())
+    return wall, cpu
+
+
+def milliseconds(times: Sequence[tuple[float, float]]) -> list[str]:
+    """Return wall and CPU seconds of several rounds as two texts in milliseconds, each with its spread."""
+    return [with_spread([1000 * each for each in seconds]) for seconds in zip(*times, strict=True)]

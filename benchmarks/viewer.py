@@ -24,7 +24,7 @@ from typing import Any
 from textual.pilot import Pilot
 
 import ludic
-from benchmarks.measure import print_table, with_spread
+from benchmarks.measure import import_seconds, milliseconds, print_table, seconds_since, wall_and_cpu, with_spread
 from benchmarks.stores import make_store
 from ludic.app import ViewApp
 from ludic.base import CACHE_VARIABLE
@@ -71,8 +71,10 @@ def print_times(root: Root, rounds: int) -> None:
     rows = [[name, with_spread([each[name] * 1000 for each in drawn])] for name in drawn[0]]
     print_table(f"viewer: in a terminal, a run of {num_rollouts:,} rollouts", ["", "wall, ms"], rows)
     found: list[Times] = [asyncio.run(measure(root)) for _ in range(rounds)]
-    rows = [["import the viewer", *_figures([import_seconds() for _ in range(rounds)])]]
-    rows += [[name, *_figures([times[name] for times in found])] for name in found[0]]
+    rows = [
+        ["import the viewer", *milliseconds([import_seconds("ludic.app.show.terminal.app") for _ in range(rounds)])]
+    ]
+    rows += [[name, *milliseconds([times[name] for times in found])] for name in found[0]]
     print_table("viewer: without a terminal", ["", "wall, ms", "CPU, ms"], rows)
 
 
@@ -120,45 +122,23 @@ def _read_until_quiet(terminal: int) -> float:
 async def measure(root: Root) -> Times:
     """Open the viewer and press keys."""
     times: Times = {}
-    start = _now()
+    start = wall_and_cpu()
     async with ViewApp(root).run_test(size=_SIZE) as pilot:
         await _settle(pilot)
-        times["open the versions"] = _since(start)
+        times["open the versions"] = seconds_since(start)
         for name, keys in _ACTIONS.items():
-            start = _now()
+            start = wall_and_cpu()
             await pilot.press(*keys)
             await _settle(pilot)
-            wall, cpu = _since(start)
+            wall, cpu = seconds_since(start)
             times[name] = wall / len(keys), cpu / len(keys)
     return times
-
-
-def import_seconds() -> tuple[float, float]:
-    """Return the wall and CPU seconds of the viewer's imports, in a new process."""
-    program = "import time; a = time.perf_counter(), time.process_time(); import ludic.app.show.terminal.app; "
-    program += "print(time.perf_counter() - a[0], time.process_time() - a[1])"
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    wall, cpu = map(float, done.stdout.split())
-    return wall, cpu
-
-
-def _now() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
-
-
-def _since(start: tuple[float, float]) -> tuple[float, float]:
-    wall, cpu = _now()
-    return wall - start[0], cpu - start[1]
 
 
 async def _settle(pilot: Pilot[Any]) -> None:
     await pilot.pause()
     await pilot.app.workers.wait_for_complete()
     await pilot.pause()
-
-
-def _figures(times: list[tuple[float, float]]) -> list[str]:
-    return [with_spread([each * 1000 for each in part]) for part in zip(*times, strict=True)]
 
 
 if __name__ == "__main__":

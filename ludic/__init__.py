@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from ludic.base.moved import explain_moved_modules
 
 if TYPE_CHECKING:
-    from ludic.app import Run, create, dpo, fit, grpo, sft
+    from ludic.app import Run, create, dpo, fit, grpo, runs, sft
+    from ludic.app import compare_runs as compare
     from ludic.app import open_run as open
+    from ludic.app import plot_runs as plot
     from ludic.records import (
         AgentStep,
         EnvironmentStep,
@@ -35,14 +37,17 @@ _HOMES = {
     "RolloutGroup": "ludic.records",
     "RolloutMetadata": "ludic.records",
     "ToolCall": "ludic.records",
+    "compare": "ludic.app.operations.evaluations",
     "connect": "ludic.root.sql.connection",
     "create": "ludic.app.operations.create",
     "dpo": "ludic.app.operations.fit",
     "fit": "ludic.app.operations.fit",
     "grpo": "ludic.app.operations.fit",
     "open": "ludic.app.operations.run",
+    "plot": "ludic.app.operations.plots",
     "record": "ludic.run.recording.recorder",
     "refresh": "ludic.root.sql.connection",
+    "runs": "ludic.app.operations.runs",
     "scan": "ludic.root.sql.lazy_frames",
     "sft": "ludic.app.operations.fit",
     "Root": "ludic.root.root",
@@ -57,8 +62,8 @@ _MODULES = {
 }
 """Modules that are reached by a short name; each needs the package that it is named after."""
 
-_OWN_NAMES = {"open": "open_run"}
-"""Names there that would hide a built-in function."""
+_OWN_NAMES = {"compare": "compare_runs", "open": "open_run", "plot": "plot_runs"}
+"""Names there that would hide a built-in function, or the method of a run."""
 
 __all__ = [
     "AgentStep",
@@ -72,14 +77,17 @@ __all__ = [
     "Run",
     "RunConfig",
     "ToolCall",
+    "compare",
     "connect",
     "create",
     "dpo",
     "fit",
     "grpo",
     "open",
+    "plot",
     "record",
     "refresh",
+    "runs",
     "scan",
     "sft",
 ]

@@ -89,6 +89,7 @@ def commands(url: str, model: str, ids: Mapping[str, str], folder: Path) -> dict
         "16": ["sql", url, "select count(*) as n from rollouts"],
         "evals": ["watch", url, "--totals"],
         "2 groups of 4": ["watch", url, "--once"],
+        "2 of 100": ["runs", url],
         ids["rollout"][-8:]: ["view", url, ids["rollout"], "--tokens"],
         f"group    {ids['group']}": ["view", url, ids["group"]],
         "sound": ["verify", url],

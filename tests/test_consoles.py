@@ -31,6 +31,9 @@ FORCED = [
 ]
 INTERMEDIATE = {
     ("ludic/app/show/watch.py", "live_panel"): "open_view and watch choose it on a terminal alone",
+    ("ludic/app/show/status.py", "_text_of"): "returns text",
+    ("ludic/app/show/run_table.py", "_shortened"): "returns text",
+    ("ludic/app/show/run_table.py", "watch_runs"): "draws in the console that _watch_runs gives it",
     ("ludic/base/results.py", "to_html"): "its codes become HTML",
     ("ludic/base/results.py", "__repr__"): "returns text",
 }
@@ -120,6 +123,23 @@ def draw_watch() -> None:
     stdout_console().print("[bold]literally", style="bold red")
 
 
+def draw_runs() -> None:
+    from ludic.app.operations.inspect_run import _watch_runs
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("time.sleep", interrupt)  # Ctrl-C in the first pause
+        _watch_runs(".", 1.0, once=False, totals=False)
+
+
+def draw_grid() -> None:
+    from ludic.app.launch.grid import GridProcesses, run_grid
+
+    run_grid(GridProcesses([], {}, 1, gpus=(), stop_within_s=1), [])
+
+
 DRAWN: Mapping[tuple[str, str], Callable[[], None]] = {
     ("ludic/base/results.py", "stdout_console"): draw_result,
     ("ludic/base/results.py", "progress_bar"): draw_bar,
@@ -132,6 +152,8 @@ DRAWN: Mapping[tuple[str, str], Callable[[], None]] = {
     ("ludic/app/demos/calculator.py", "teach_a_tool"): draw_demo,
     ("ludic/app/cli/main.py", "_run"): draw_result,
     ("ludic/app/operations/inspect_run.py", "watch"): draw_watch,
+    ("ludic/app/operations/inspect_run.py", "_watch_runs"): draw_runs,
+    ("ludic/app/launch/grid.py", "run_grid"): draw_grid,
 }
 """By file and function, what it draws; the demos train for a minute, so only their console is tried."""
 

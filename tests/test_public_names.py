@@ -5,6 +5,7 @@ Add to these lists what is new. A change to a line needs an entry in CHANGELOG.m
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -28,14 +29,17 @@ NAMES = [
     "Run",
     "RunConfig",
     "ToolCall",
+    "compare",
     "connect",
     "create",
     "dpo",
     "fit",
     "grpo",
     "open",
+    "plot",
     "record",
     "refresh",
+    "runs",
     "scan",
     "sft",
 ]
@@ -62,7 +66,18 @@ METHODS = {
     ],
     "cluster": ["system", "config", "*cluster", "*engine", "*algorithm", "*out", "**TrainConfig", "**EngineConfig"],
     "compact": ["before", "*all_versions", "*target_mb", "*dry_run", "*track"],
-    "compare": ["sides", "*env", "*evaluation", "*difference", "*seed", "**MeasureConfig"],
+    "compare": [
+        "sides",
+        "*env",
+        "*evaluation",
+        "*difference",
+        "*seed",
+        "*by",
+        "*window",
+        "*output",
+        "*overwrite",
+        "**MeasureConfig",
+    ],
     "contamination": ["*also", "*env", "*evaluation", "*query", "*params"],
     "cut": ["step", "out"],
     "eval": [
@@ -96,8 +111,11 @@ METHODS = {
         "*stop",
         "*track",
     ],
+    "frame": ["name", "*by"],
     "label": ["rollout_id", "value", "*note", "*name", "*author"],
-    "report": ["output", "*versions", "*compare", "*overwrite", "**MeasureConfig"],
+    "plot": ["names", "*by", "*also"],
+    "push": ["repo", "*to", "*version", "*parts", "*public", "*personal", "*license", "*model"],
+    "report": ["output", "*also", "*by", "*versions", "*compare", "*overwrite", "**MeasureConfig"],
     "run": [
         "config",
         "*algorithm",
@@ -222,6 +240,33 @@ def test_the_docs_import_only_what_the_list_has() -> None:
     found = list(imports_of_the_docs())
     assert len(found) > 20
     assert [each for each in found if each[2] not in listed.get(each[1], ())] == []
+
+
+def code_of_notebooks() -> dict[str, list[str]]:
+    """The code cells of the notebooks, and of the one that `ludic init` makes, by file."""
+    first = Path(ludic.__file__).parent / "app/operations/first_experiment/notebook.ipynb"
+    files = [*sorted((DOCS.parent / "notebooks").glob("*.ipynb")), first]
+    cells = {path.name: json.loads(path.read_text(encoding="utf-8"))["cells"] for path in files}
+    return {
+        name: ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
+        for name, found in cells.items()
+    }
+
+
+def test_notebooks_begin_with_a_plot_and_import_only_what_the_list_has() -> None:
+    listed = importable()
+    for name, cells in code_of_notebooks().items():
+        first = "\n".join(cells).splitlines()[:15]
+        assert any(line.startswith("run.plot(") for line in first), name
+        tree = ast.parse("\n".join(cells))
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        for node in imports:
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            names = [each.name for each in node.names]
+            if module is None:
+                assert not any(each.startswith("ludic.") for each in names), name
+            elif module.startswith("ludic"):
+                assert {*names} <= listed.get(module, set()), (name, module)
 
 
 def test_a_former_name_gives_the_one_of_now():

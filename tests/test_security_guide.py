@@ -8,7 +8,7 @@ from ludic.app.cli.commands import COMMANDS
 from ludic.root.catalogue import FILE_KINDS
 
 PAGE = (Path(__file__).parents[1] / "docs/security.md").read_text(encoding="utf-8")
-PYTHON = {"connect", "scan", "record", "fit", "grpo", "sft", "dpo"}
+PYTHON = {"connect", "scan", "plot", "record", "fit", "grpo", "sft", "dpo"}
 """Functions of the package that open a root by its URL and are no command's."""
 
 
@@ -27,7 +27,7 @@ def test_each_command_has_a_row_that_says_what_it_runs_reads_and_writes() -> Non
 
 
 def test_the_functions_of_python_are_those_of_the_package() -> None:
-    others = {"create", "open", "refresh"}  # a command's, the way to the methods of commands, and that of `connect`
+    others = {"create", "open", "refresh", "compare", "runs"}  # of commands, but `refresh`, which is of `connect`
     functions = {name for name in ludic.__all__ if name[0].islower()}
     assert functions == PYTHON | others
 

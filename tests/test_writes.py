@@ -170,6 +170,8 @@ ALLOWED = {
         eval/what_if/cut.py _copy_policies unlink
         adapters/exports/weights.py _download_policy unlink
         adapters/exports/weights.py _merge_adapter unlink
+        adapters/exports/hub.py _write savefig write_text
+        adapters/exports/hub.py _write_dataset mkdir pyarrow.parquet.ParquetWriter write_bytes
         adapters/imports/evaluations.py read_inspect open to write shutil.copyfileobj
         adapters/trl.py _model_folder save_pretrained save_pretrained shutil.rmtree
         agents/tools/interpreter.py _run write_text
@@ -202,6 +204,8 @@ ALLOWED = {
         adapters/exports/inspect_logs.py _write mkdir unlink unlink inspect_ai.log.write_eval_log replace
         adapters/exports/weights.py _staging_folder mkdir
         adapters/exports/weights.py _publish rename
+        adapters/exports/hub.py _new_folder mkdir
+        adapters/exports/hub.py _move rename
         eval/what_if/cut.py _appearing mkdir shutil.rmtree chmod rename
     """,
     "a folder of another program's files that is checked for links first; the program writes by path": """
@@ -230,6 +234,7 @@ ALLOWED = {
         records/conversion.py table_to_bytes pyarrow.ipc.new_stream
         app/cli/main.py main os.open os.open
         app/demos/words.py save savefig
+        app/operations/drawing.py _repr_png_ savefig
         environments/scorer_process.py main os.open open to write
         app/launch/fork_server.py start open to write
         app/launch/guard.py _shared_file tempfile.TemporaryFile open to write

@@ -24,10 +24,12 @@ from ludic.base import shortened, storable
 from ludic.errors import RefusedRecordError
 from ludic.records import (
     MEDIA,
+    MOST_COLUMN_CHARACTERS,
     MOST_WANTED_CHARACTERS,
     AgentStep,
     Message,
     Purpose,
+    example_columns,
     read_messages,
     table_from_bytes,
     table_to_bytes,
@@ -213,22 +215,31 @@ def _agent_steps(mask: np.ndarray | None, messages: Sequence[Message]) -> Iterat
 
 
 def _texts(generation: Generation, index: int, sampling: Sampling) -> dict[str, Any]:
-    """Return `wanted` and `metadata` of a row: columns of the data set, and what reward functions logged."""
+    """Return `wanted`, `example_columns` and `metadata` of a row: the data set's, and what reward functions logged."""
     values = {name: value for name, value in generation.inputs[index].items() if name not in _NOT_METADATA}
     name = next((name for name in WANTED if values.get(name) is not None), None)
     wanted = None if name is None else _as_text(values[name], SMALL)
     if wanted is not None and name is not None:
         wanted = shortened(wanted_text(values.pop(name)) or "", MOST_WANTED_CHARACTERS)[0]
-    for column, of_column in generation.logged.items():
-        values[f"logged_{column}" if column in values else column] = of_column[index]
-    metadata = dict(sampling.metadata)
+    columns: dict[str, Any] = {}
     for column, value in values.items():
-        text = _as_text(value, SMALL)
-        if value is not None and (text is None or len(text) > SMALL):
+        text = _as_text(value, MOST_COLUMN_CHARACTERS)
+        if value is None or isinstance(value, str):
+            columns[column] = value
+        elif text is None or len(text) > MOST_COLUMN_CHARACTERS:
+            generation.not_kept[column] += 1
+        else:
+            columns[column] = json.loads(text)
+    metadata = dict(sampling.metadata)
+    for column, of_column in generation.logged.items():
+        text = _as_text(of_column[index], SMALL)
+        if of_column[index] is not None and (text is None or len(text) > SMALL):
             generation.not_kept[column] += 1
         elif text is not None:
             metadata[column] = text
-    return {"wanted": wanted or None, "metadata": metadata}
+    # Text, which is sent to the rank that records; the recorder cuts it to the setting of its run.
+    stored = example_columns(columns, MOST_COLUMN_CHARACTERS)
+    return {"wanted": wanted or None, "example_columns": stored, "metadata": metadata}
 
 
 def _as_text(value: Any, most: int) -> str | None:

@@ -142,6 +142,7 @@ class Recording:
             "action_mask": np.asarray(output.response_mask, np.bool_),
             "episode_reward": None if reward is None else float(reward),
             "wanted": truth if isinstance(truth, str) else None,
+            "example_columns": _columns_of(given),
             "metadata": {"uid": str(given["uid"]), **{name: str(value) for name, value in infos.items()}},
         }
 
@@ -151,3 +152,12 @@ class Recording:
         if config.name == "vllm" and config.get("logprobs_mode", "processed_logprobs") == "processed_logprobs":
             return True
         return is_of_the_model({name: getattr(config, name) for name in ("temperature", "top_p", "top_k")})
+
+
+def _columns_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a prompt's row in its data set that say more than prompt and wanted answer."""
+    found = {name: given[name] for name in ("ability", "extra_info") if given.get(name) is not None}
+    info = found.get("extra_info")
+    if isinstance(info, Mapping):
+        found["extra_info"] = {name: value for name, value in info.items() if name not in ("question", "answer")}
+    return found

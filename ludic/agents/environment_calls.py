@@ -40,6 +40,10 @@ def example(environments: LimitedEnvironments, index: int, split: Split) -> Exam
         check_text("the example_id of an example", found.example_id)
         if found.wanted is not None:
             check_text("the wanted answer of an example", found.wanted)
+        if not isinstance(found.columns, Mapping) or not all(isinstance(name, str) for name in found.columns):
+            raise TypeError(
+                f"the columns of an example are {shown(found.columns)}, wanted a mapping of names to values"
+            )
         if not isinstance(found.messages, tuple | list):
             raise TypeError(f"the messages of an example are {shown(found.messages)}, wanted a tuple")
         if found.messages:  # otherwise `reset` returns the first messages

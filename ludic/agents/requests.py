@@ -32,6 +32,8 @@ class EpisodeRequest:
     request_index: int
     """Position of the episode in the run's schedule."""
     purpose: Purpose = "train"
+    example_columns: str | None = None
+    """Columns of the example that its rollouts store, as JSON text; None stores none."""
     error: str | None = None
     """Error if the environment gave no example; the episode fails with it, and `example` is empty."""
     traceback: str | None = None

@@ -297,6 +297,7 @@ class TrajectoryRecorder:
             "env_name": request.env_name,
             "env_example_id": request.example.example_id,
             "wanted": _stored_wanted(request.example.wanted) if key.depth == 0 else None,
+            "example_columns": request.example_columns,
             "purpose": request.purpose,
             "model": self._model,
             "engine": self._engine,

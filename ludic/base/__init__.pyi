@@ -82,16 +82,17 @@ from .paths import is_url as is_url
 from .paths import local_path as local_path
 from .printable import left_out as left_out
 from .printable import log_handler as log_handler
+from .printable import printable as printable
 from .printable import shortened as shortened
 from .printable import storable as storable
 from .processes import SAFE_ENVIRONMENT as SAFE_ENVIRONMENT
 from .processes import become_python as become_python
 from .processes import describe_end as describe_end
 from .processes import end_with_parent as end_with_parent
+from .processes import peak_memory as peak_memory
 from .processes import protect_library_processes as protect_library_processes
 from .processes import python_words as python_words
 from .processes import safe_environment as safe_environment
-from .processes import shell_command as shell_command
 from .processes import signal_when_parent_ends as signal_when_parent_ends
 from .processes import start_python as start_python
 from .processes import start_python_in_loop as start_python_in_loop
@@ -121,6 +122,8 @@ from .results import to_frame as to_frame
 from .results import to_html as to_html
 from .row_files import open_sink as open_sink
 from .row_files import plain_rows as plain_rows
+from .row_files import to_plain as to_plain
+from .row_files import write_csv as write_csv
 from .row_files import write_jsonl as write_jsonl
 from .row_files import write_result as write_result
 from .temporary import folder_of_object as folder_of_object

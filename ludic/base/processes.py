@@ -6,11 +6,12 @@ turn, such as the ranks of torchrun and the children of multiprocessing.
 """
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -52,12 +53,6 @@ def become_python(args: Sequence[str], *, environment: Mapping[str, str] | None 
     os.execve(sys.executable, python_words(args), safe_environment(environment))
 
 
-def shell_command(args: Sequence[str]) -> str:
-    """Return the shell command that becomes `python ARGS`, for a library that starts it."""
-    variables = " ".join(f"{name}={value}" for name, value in SAFE_ENVIRONMENT.items())
-    return f"{variables} exec {shlex.join(python_words(args))}"
-
-
 def protect_library_processes() -> None:
     """Protect the processes that libraries start here, such as vLLM's, through this process's environment."""
     os.environ.update(SAFE_ENVIRONMENT)
@@ -70,6 +65,18 @@ def describe_end(returncode: int) -> str | None:
     if returncode < 0:
         return f"ended by signal {signal.Signals(-returncode).name}"
     return f"ended with exit code {returncode}"
+
+
+def peak_memory() -> int:
+    """Return the most memory that was resident since this program began, in bytes."""
+    with suppress(OSError), Path("/proc/self/status").open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource  # which Windows lacks
+
+    # In kB, but bytes on macOS. On Linux a process that was forked counts its parent's, so that it comes second.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def signal_when_parent_ends(number: int) -> None:

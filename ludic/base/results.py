@@ -237,6 +237,8 @@ class ColumnFormat:
     """long: text of several lines; index: number of a thing, such as a step; mean: of counts, such as tokens."""
     digits: int = 4
     """Maximum significant digits of a number, decimal places of a share, characters of a digest."""
+    most: int = 60
+    """Maximum characters of a text in a cell."""
 
     @property
     def is_number(self) -> bool:
@@ -247,10 +249,14 @@ class ColumnFormat:
         """Attribute of a cell in HTML."""
         return ' class="n"' if self.is_number else ' class="text"' if self.kind == "long" else ""
 
-    def text(self, value: Any, most: int = 60) -> "Text":
-        """Return a value as one line; `most` characters of a text. Without a value, a dash, or nothing for a count."""
+    def text(self, value: Any, most: int | None = None) -> "Text":
+        """Return a value as one line. Without a value, a dash, or nothing for a count.
+
+        most: characters of a text; None is those of the format.
+        """
         from rich.text import Text
 
+        most = self.most if most is None else most
         if value is None:
             return Text("" if self.kind in ("count", "bytes") else "-")
         if isinstance(value, str) and self.kind != "digest":  # also in a column of numbers: a root may hold anything
@@ -299,6 +305,7 @@ def column_format(name: str, values: Iterable[Any] = ()) -> ColumnFormat:
 
 
 FORMATS: Mapping[str, ColumnFormat] = {
+    "run": ColumnFormat("run", most=500),
     "env_name": ColumnFormat("env"),
     "env": ColumnFormat("env"),
     "env_example_id": ColumnFormat("example"),

@@ -44,6 +44,9 @@ class Example:
     wanted: str | None = None
     """The wanted answer, for people to read; never shown to the agent. Each rollout stores its beginning. None if there
     is none, as in a game."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Other columns of the example in its data set, such as its difficulty; never shown to the agent. Each rollout
+    stores them as JSON in `example_columns`, up to max_column_characters (ludic.records.example_columns)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,6 +144,7 @@ class Questions:
             messages=(*self._system, *row.messages),
             data={"question": row.question, "answer": row.answer, "columns": row.columns},
             wanted=row.answer or None,
+            columns=row.stored,
         )
 
     def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -23,7 +23,7 @@ from ludic.base import LISTED as DATA_FILES
 from ludic.base import is_data_file, local_path, read_rows, require, table_rows
 from ludic.environments.column_values import read_back, spelled
 from ludic.errors import ConfigError, RefusedRecordError, one_line, unknown_name
-from ludic.records import Message, read_messages
+from ludic.records import MOST_COLUMN_CHARACTERS, Message, example_columns, read_messages
 
 QUESTION_COLUMNS = ("question", "prompt", "messages")
 """Default columns of the question; the first present one is used."""
@@ -84,6 +84,8 @@ class QuestionRow:
     """The right answer; empty if there is no column of answers."""
     columns: Mapping[str, Any]
     """Columns for a scorer, by name, as they are in the source."""
+    stored: Mapping[str, Any]
+    """Columns other than those of question and answer, which rollouts store, as JSON values; long ones are cut."""
     id: str | None = None
     """Identity of the row, if the rows are identified."""
 
@@ -174,15 +176,15 @@ class QuestionRows:
     def __init__(
         self,
         name: str,
-        texts: Sequence[tuple[str, str, str]],
+        texts: Sequence["RowTexts"],
         columns: Sequence[str] = (),
         identities: Identities | None = None,
         unread: Mapping[str, int] | None = None,
     ) -> None:
-        """texts: of each row its messages and its columns for a scorer as JSON, and its answer between them.
+        """columns: those of any row; None in a row that lacks them, as in a dataset.
 
-        columns: those of any row; None in a row that lacks them, as in a dataset. identities: of the rows, if they are
-        to be identified. unread: number of messages with an unknown field, by its name.
+        identities: of the rows, if they are to be identified. unread: number of messages with an unknown field, by its
+        name.
         """
         self.name = name
         self.unread = unread or {}
@@ -190,10 +192,11 @@ class QuestionRows:
         self.ids: pa.Array | None = None
         """Identity of each row, chosen from `identities`."""
         self._names = columns
-        questions, answers, others = zip(*texts, strict=True)
+        questions, answers, others, stored = zip(*texts, strict=True)
         self._questions = pa.array(questions, pa.large_string())
         self._answers = pa.array(answers, pa.large_string())
         self._columns = pa.array(others, pa.large_string())
+        self._stored = pa.array(stored, pa.large_string())
 
     def __len__(self) -> int:
         return len(self._questions)
@@ -202,7 +205,14 @@ class QuestionRows:
         messages = _decoded(self._questions[number].as_py())
         columns = {**dict.fromkeys(self._names), **read_back(msgspec.json.decode(self._columns[number].as_py()))}
         own_id = None if self.ids is None else self.ids[number].as_py()
-        return QuestionRow(messages=messages, answer=self._answers[number].as_py(), columns=columns, id=own_id)
+        stored = self._stored[number].as_py()
+        return QuestionRow(
+            messages=messages,
+            answer=self._answers[number].as_py(),
+            columns=columns,
+            stored={} if stored is None else msgspec.json.decode(stored),
+            id=own_id,
+        )
 
     def questions(self) -> Iterator[str]:
         """Yield each row's question as one text."""
@@ -274,7 +284,7 @@ class QuestionSource:
     def read(self, columns: QuestionColumns) -> QuestionRows:
         """Read and check all rows. Raises ConfigError, which names the row at fault."""
         self._check_options()
-        texts = []
+        texts: list[RowTexts] = []
         present: dict[str, None] = {}
         identities = Identities() if columns.with_ids else None
         unread: Counter[str] = Counter()
@@ -408,11 +418,20 @@ def _choose_split(loaded: Any, split: str | None, name: str) -> Any:
     return loaded[wanted]
 
 
-def _texts(row: Mapping[str, Any], columns: QuestionColumns, where: str, unread: Counter[str]) -> tuple[str, str, str]:
-    """Check a row; return its messages as JSON, its answer, and its columns for a scorer as JSON.
+class RowTexts(NamedTuple):
+    """A row of a source as texts."""
 
-    unread: counts unknown fields of messages.
-    """
+    messages: str
+    """JSON."""
+    answer: str
+    columns: str
+    """JSON of the columns for a scorer, by name."""
+    stored: str | None
+    """JSON of the columns that rollouts store, by name; None if there are none."""
+
+
+def _texts(row: Mapping[str, Any], columns: QuestionColumns, where: str, unread: Counter[str]) -> RowTexts:
+    """Check a row, and return its texts. unread: counts unknown fields of messages."""
     messages = _messages(value_in(row, columns.question, where), f"{where}, column {columns.question!r}", unread)
     others = {name: value_in(row, name, where) for name in columns.others}
     others |= {name: row[name] for name in columns.optional if name in row}
@@ -422,7 +441,15 @@ def _texts(row: Mapping[str, Any], columns: QuestionColumns, where: str, unread:
         if name is None and columns.with_row and str(row.get(ANSWER_COLUMN) or "").strip():
             name = ANSWER_COLUMN  # no scorer needs it, but people want to see it
         answer = "" if name is None else _answer(value_in(row, name, where), columns, f"{where}, column {name!r}")
-        return _encoded(messages), answer, _encoded(spelled(others))
+        stored = row if columns.with_ids or columns.with_row else others
+        for said in (columns.question, name):
+            stored = stored if said is None else _without(stored, said)
+        return RowTexts(
+            messages=_encoded(messages),
+            answer=answer,
+            columns=_encoded(spelled(others)),
+            stored=example_columns(stored, MOST_COLUMN_CHARACTERS),
+        )
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -430,6 +457,17 @@ def _texts(row: Mapping[str, Any], columns: QuestionColumns, where: str, unread:
         raise ConfigError(
             f"{where}: the columns {', '.join(names)} hold {one_line(error)}; wanted JSON values"
         ) from error
+
+
+def _without(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a row without a column, or without what a dotted path leads to."""
+    first, _, rest = name.partition(".")
+    if name in row or not rest:
+        return {column: value for column, value in row.items() if column != name}
+    if not isinstance(row.get(first), Mapping):
+        return row
+    inner = _without(row[first], rest)
+    return {**row, first: inner} if inner else _without(row, first)
 
 
 def value_in(row: Mapping[str, Any], name: str, where: str) -> Any:

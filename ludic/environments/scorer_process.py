@@ -40,7 +40,8 @@ def main() -> None:
                     result = msgspec.msgpack.encode(ScorerResult())
                 else:
                     call = msgspec.msgpack.decode(message, type=ScorerCall)
-                    call.example = replace(call.example, data=read_back(call.example.data))
+                    data, columns = map(read_back, (call.example.data, call.example.columns))
+                    call.example = replace(call.example, data=data, columns=columns)
                     result = encode(ScorerResult(_scores(environment, call, loop)), "score")
         except Exception as error:
             failure = failure_of(error)

@@ -194,7 +194,8 @@ class ScorerProcesses:
         return await self._call(ScorerCall(example, answers=list(answers)))
 
     async def _call(self, call: ScorerCall) -> list[Score]:
-        sent = replace(call.example, data=spelled(call.example.data))
+        example = call.example
+        sent = replace(example, data=spelled(example.data), columns=spelled(example.columns))
         message = encode(
             msgspec.structs.replace(call, example=sent),
             f"example {call.example.example_id!r} of environment {self._name}",

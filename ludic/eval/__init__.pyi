@@ -1,5 +1,7 @@
 from .compare import Compared as Compared
+from .compare import compare_runs as compare_runs
 from .config import DIFFERENCE as DIFFERENCE
+from .config import WINDOW as WINDOW
 from .config import EvalConfig as EvalConfig
 from .config import IntervalMethod as IntervalMethod
 from .config import MeasureConfig as MeasureConfig
@@ -14,10 +16,18 @@ from .estimates import numbers as numbers
 from .estimates import numbers_of_entries as numbers_of_entries
 from .estimates import stored_versions as stored_versions
 from .estimates import try_measures as try_measures
+from .pairing import comparable_name as comparable_name
+from .pairing import comparable_options as comparable_options
 from .plan import describe_versions as describe_versions
 from .plan import due_versions as due_versions
 from .plan import environment_settings as environment_settings
 from .plan import missed_versions as missed_versions
+from .run_rewards import FEWEST_RUNS as FEWEST_RUNS
+from .run_rewards import RunProgress as RunProgress
+from .run_rewards import common_amounts as common_amounts
+from .run_rewards import read_progress as read_progress
+from .run_rewards import read_rewards as read_rewards
+from .run_rewards import reward_columns as reward_columns
 from .sampling import BatchCallback as BatchCallback
 from .sampling import EvaluationSamples as EvaluationSamples
 from .sampling import evaluate as evaluate

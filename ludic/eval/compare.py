@@ -7,7 +7,7 @@ ConfigError if a side has no samples, or two sides share no environment or examp
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import duckdb
@@ -62,9 +62,16 @@ def parse_sides(texts: Sequence[int | str], root: Root | None = None) -> list[Si
         if url:
             root = Root.open(url)
         elif root is None:
-            raise ConfigError(f"{text} names no root, wanted ROOT@VERSION for the first side")
+            folder = "" if str(text).startswith("@") else f"; a folder of that name is ./{text}"
+            raise ConfigError(f"{text} names no root, wanted ROOT@VERSION for the first side{folder}")
         sides.append(Side(root=root, version=version))
     return sides
+
+
+def is_version(text: int | str) -> bool:
+    """Return whether a side names a version: VERSION, latest, @VERSION or ROOT@VERSION; other sides are whole runs."""
+    url, version = _split(str(text))
+    return not url or version is not None or str(text).endswith(f"@{LATEST}")
 
 
 def _split(text: str) -> tuple[str, int | None]:
@@ -114,6 +121,8 @@ class Compared:
     examples: Sequence[Mapping[str, Any]]
     """One row for each of these and example that both sides have: the means of both sides, and their difference."""
     warnings: Sequence[str] = field(default_factory=tuple)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why a run is not compared, by its URL (`compare_runs`); that of the first one: nothing is."""
 
 
 def compare(
@@ -133,35 +142,118 @@ def compare(
     both sides were sampled with, or the newest of each. difference: the difference to detect, for power and the number
     of examples. seed: of the permutation test. connections: those to use.
     """
-    measures = [load_measure(name) for name in config.measures or _DEFAULT]
-    check_measure_parameters(measures, config.params)
-    rows: list[dict[str, Any]] = []
-    examples: list[dict[str, Any]] = []
-    warnings: list[str] = []
     with ExitStack() as stack:
         connections = connections or stack.enter_context(Connections())
         _check_any(connections, [baseline, *others])
-        first, *rest = (_open(connections, side) for side in (baseline, *others))
-        for other in rest:
-            for names in _common_envs(first, other, env):
-                a, b = _common_evaluation(first, other, names, evaluation)
-                sampled = first.as_sampled(names[0], a.evaluation), other.as_sampled(names[1], b.evaluation)
-                how = pair_examples(*sampled, a, b)
-                warnings += [f"{other.label}, {names[1]}: {text}" for text in find_differences(a, b, names, how)]
-                keys: dict[str, str | None] = {"a": first.label, "b": other.label}
-                keys |= {"env_name": names[0], "env_name_b": names[1]}
-                keys |= {"evaluation_a": a.evaluation, "evaluation_b": b.evaluation}
-                for measure in measures:
-                    for pairs in _pairs(measure, config.params, a, b, keys, how):
-                        rows.append(_row(pairs, config.confidence, difference, seed))
-                        examples += pairs.rows()
-    if not rows:
-        raise ConfigError(f"{first.label} and {rest[0].label} have no example in common; evaluate them with one --seed")
-    exact = [row["p_value"] for row in rows]
-    mid = [row["p_value"] if row["p_mid"] is None else row["p_mid"] for row in rows]
-    for row, p_holm, p_mid_holm in zip(rows, statistics.holm(exact), statistics.holm(mid), strict=True):
+        comparing = _Comparing.of(connections, baseline, config, env, evaluation, difference, seed)
+        labels = [comparing.add(connections, other) for other in others]
+    if not comparing.rows:
+        raise ConfigError(comparing.nothing_in_common(labels[0]))
+    return comparing.compared()
+
+
+def compare_runs(
+    roots: Sequence[Root],
+    config: MeasureConfig,
+    connections: Connections,
+    *,
+    env: Sequence[str] = (),
+    evaluation: str | None = None,
+    difference: float = DIFFERENCE,
+    seed: int = 0,
+) -> Compared:
+    """Compare the newest evaluated version of each run with that of the first one, where both have the same examples.
+
+    As `compare`, but a run that can't be compared is in `left_out`; `rows` is empty if none can.
+    """
+    first, *others = roots
+    try:
+        comparing = _Comparing.of(connections, Side(root=first), config, env, evaluation, difference, seed)
+    except ConfigError as error:
+        return Compared(rows=[], examples=[], left_out={first.url: str(error)})
+    left_out = {}
+    for root in others:
+        before = len(comparing.rows)
+        try:
+            label = comparing.add(connections, Side(root=root))
+        except ConfigError as error:
+            left_out[root.url] = str(error)
+        else:
+            if len(comparing.rows) == before:
+                left_out[root.url] = comparing.nothing_in_common(label)
+    return replace(comparing.compared(), left_out=left_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Comparing:
+    """Comparison of sides with a baseline, as far as it has come."""
+
+    first: "_Opened"
+    config: MeasureConfig
+    env: Sequence[str]
+    evaluation: str | None
+    difference: float
+    seed: int
+    measures: Sequence[SqlText]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        connections: Connections,
+        baseline: Side,
+        config: MeasureConfig,
+        env: Sequence[str],
+        evaluation: str | None,
+        difference: float,
+        seed: int,
+    ) -> "_Comparing":
+        measures = [load_measure(name) for name in config.measures or _DEFAULT]
+        check_measure_parameters(measures, config.params)
+        own = {"env": env, "evaluation": evaluation, "difference": difference, "seed": seed}
+        return cls(first=_open(connections, baseline), config=config, measures=measures, **own)  # type: ignore[arg-type]
+
+    def add(self, connections: Connections, side: Side) -> str:
+        """Compare a side with the baseline in every environment that both have, and return the side's label.
+
+        Raises ConfigError if they have no environment in common.
+        """
+        first, other = self.first, _open(connections, side)
+        for names in _common_envs(first, other, self.env):
+            a, b = _common_evaluation(first, other, names, self.evaluation)
+            sampled = first.as_sampled(names[0], a.evaluation), other.as_sampled(names[1], b.evaluation)
+            how = pair_examples(*sampled, a, b)
+            self.warnings.extend(f"{other.label}, {names[1]}: {text}" for text in find_differences(a, b, names, how))
+            keys: dict[str, str | None] = {"a": first.label, "b": other.label}
+            keys |= {"env_name": names[0], "env_name_b": names[1]}
+            keys |= {"evaluation_a": a.evaluation, "evaluation_b": b.evaluation}
+            for measure in self.measures:
+                for pairs in _pairs(measure, self.config.params, a, b, keys, how):
+                    self.rows.append(_row(pairs, self.config.confidence, self.difference, self.seed))
+                    self.examples.extend(pairs.rows())
+        return other.label
+
+    def nothing_in_common(self, label: str) -> str:
+        """Return an error message for a side whose examples are all others. label: of the side."""
+        return f"{self.first.label} and {label} have no example in common; evaluate them with one --seed"
+
+    def compared(self) -> Compared:
+        """Return the result, with p-values that are corrected over all rows."""
+        _correct(self.rows)
+        return Compared(rows=self.rows, examples=self.examples, warnings=self.warnings)
+
+
+def _correct(rows: Sequence[dict[str, Any]]) -> None:
+    """Add p-values corrected by Holm's method over all rows that are tested; None for the others."""
+    tested = [row for row in rows if row["p_value"] is not None]
+    exact = [row["p_value"] for row in tested]
+    mid = [row["p_value"] if row["p_mid"] is None else row["p_mid"] for row in tested]
+    for row in rows:
+        row["p_holm"] = row["p_mid_holm"] = None
+    for row, p_holm, p_mid_holm in zip(tested, statistics.holm(exact), statistics.holm(mid), strict=True):
         row["p_holm"], row["p_mid_holm"] = p_holm, None if row["p_mid"] is None else p_mid_holm
-    return Compared(rows=rows, examples=examples, warnings=warnings)
 
 
 def _check_any(connections: Connections, sides: Sequence[Side]) -> None:
@@ -276,13 +368,18 @@ def _pairs(
 def _row(pairs: _Pairs, confidence: float, difference: float, seed: int) -> dict[str, Any]:
     differences, size = pairs.b - pairs.a, len(pairs.a)
     differences[np.abs(differences) <= _EQUAL] = 0  # means of rounded rewards
-    found = statistics.clustered(differences, confidence)
-    if pairs.is_share:
-        found = found.within(-1, 1)
-        if found.low is None and np.ptp(differences) <= _EQUAL:
-            found = statistics.equal_differences(float(differences.mean()), size, confidence)
-    power = statistics.power(differences, difference, confidence, is_binary=pairs.is_binary, seed=seed)
+    found, p_value, p_mid = statistics.clustered(differences, confidence), None, None
     gains, losses = int(np.sum(differences > 0)), int(np.sum(differences < 0))
+    if size >= statistics.FEWEST_EXAMPLES:  # fewer say nothing: one pair gives -0.95 to 0.95
+        if pairs.is_share:
+            found = found.within(-1, 1)
+            if found.low is None and np.ptp(differences) <= _EQUAL:
+                found = statistics.equal_differences(float(differences.mean()), size, confidence)
+        if pairs.is_binary:
+            p_value, p_mid = statistics.mcnemar(gains, losses), statistics.mcnemar_mid_p(gains, losses)
+        else:
+            p_value = statistics.permutation(differences, seed=seed)
+    power = statistics.power(differences, difference, confidence, is_binary=pairs.is_binary, seed=seed)
     return {
         **pairs.keys,
         "estimate_a": float(pairs.a.mean()),
@@ -292,10 +389,8 @@ def _row(pairs: _Pairs, confidence: float, difference: float, seed: int) -> dict
         "low": found.low,
         "high": found.high,
         "test": "mcnemar" if pairs.is_binary else "permutation",
-        "p_value": statistics.mcnemar(gains, losses)
-        if pairs.is_binary
-        else statistics.permutation(differences, seed=seed),
-        "p_mid": statistics.mcnemar_mid_p(gains, losses) if pairs.is_binary else None,
+        "p_value": p_value,
+        "p_mid": p_mid,
         "num_gains": gains,
         "num_losses": losses,
         "num_examples": size,

@@ -24,6 +24,8 @@ from ludic.settings.table import check
 LATEST = "latest"
 DIFFERENCE = 0.05
 """The difference that a comparison should find, unless another is given: for power and the examples needed."""
+WINDOW = 10
+"""Steps over which a training reward is averaged, unless another number is given."""
 _RANGE = re.compile(r"(\d{1,18})-(\d{1,18}|latest)")
 
 

@@ -147,11 +147,11 @@ def numbers(
     config: MeasureConfig,
     chosen: Chosen,
     interval: IntervalMethod = "korn_graubard",
-    connections: Connections | None = None,
+    con: duckdb.DuckDBPyConnection | None = None,
 ) -> "Numbers":
-    """Return the numbers of the chosen samples. connections: those to use. Raises ConfigError for none."""
+    """Return the numbers of the chosen samples. con: a connection to the root to use. Raises ConfigError for none."""
     with ExitStack() as stack:
-        con = (connections or stack.enter_context(Connections())).to(root)
+        con = stack.enter_context(Connections()).to(root) if con is None else con
         return _numbers(con, root, config, chosen, interval)
 
 

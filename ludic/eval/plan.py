@@ -17,7 +17,7 @@ from ludic.engines import SamplingParams
 from ludic.environments import Example, LimitedEnvironments
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.eval.config import LATEST, EvalConfig, parse_versions
-from ludic.records import new_id
+from ludic.records import example_columns, new_id
 from ludic.root import Root, stored_options
 from ludic.root.rows import MOST_SAMPLES, SampleBlock, list_versions
 from ludic.root.weights import latest_policy, stored_versions
@@ -53,12 +53,13 @@ class EvaluatedEnvironment:
     def _requests(self, index: int, samples: range) -> Sequence[EpisodeRequest]:
         request = EpisodeRequest(
             env_name=self.name,
-            example=self.examples[index],
+            example=(example := self.examples[index]),
             params=self.params,
             seed=0,
             group_id=new_id(),
             request_index=index * MOST_SAMPLES,
             purpose="eval",
+            example_columns=example_columns(example.columns, self.run.max_column_characters),
         )
         # The seed of a sample must not depend on how many samples there are.
         wanted = repeat(request, samples.stop, derive_seed(self.run.seed, index))[samples.start :]

@@ -85,16 +85,40 @@ def korn_graubard(means: np.ndarray, confidence: float = 0.95, *, trials: np.nda
     return Interval(estimate=mean, std_error=error, low=low, high=high)
 
 
-def clustered(means: np.ndarray, confidence: float = 0.95) -> Interval:
-    """Return the mean over examples, with an interval by the standard error of their means and Student's t."""
+def clustered(means: np.ndarray, confidence: float = 0.95, *, fewest: int = FEWEST_EXAMPLES) -> Interval:
+    """Return the mean over examples, with an interval by the standard error of their means and Student's t.
+
+    fewest: examples from which there is an interval, at least 2.
+    """
     if not len(means):
         return Interval(estimate=None)
     mean, size = float(means.mean()), len(means)
-    if not _differ(means) or size < FEWEST_EXAMPLES:
+    if not _differ(means) or size < max(2, fewest):
         return Interval(estimate=mean)
     error = float(means.std(ddof=1)) / math.sqrt(size)
     margin = t_quantile(0.5 + confidence / 2, size - 1) * error
     return Interval(estimate=mean, std_error=error, low=mean - margin, high=mean + margin)
+
+
+def welch(first: np.ndarray, other: np.ndarray, confidence: float = 0.95, *, fewest: int = FEWEST_EXAMPLES) -> Interval:
+    """Return the difference of two means, other minus first, of values that are not paired.
+
+    The interval is Welch's (1947, "The generalization of 'Student's' problem when several different population
+    variances are involved", Biometrika 34, 28-35): the two sides may differ in number and in spread. There is none if
+    a side has fewer values than `fewest`, or if neither side's values differ.
+    """
+    if not len(first) or not len(other):
+        return Interval(estimate=None)
+    difference = float(other.mean() - first.mean())
+    if min(len(first), len(other)) < max(2, fewest) or not (_differ(first) or _differ(other)):
+        return Interval(estimate=difference)
+    squares = [float(each.var(ddof=1)) / len(each) for each in (first, other)]
+    df = sum(squares) ** 2 / sum(
+        square**2 / (len(each) - 1) for square, each in zip(squares, (first, other), strict=True)
+    )
+    error = math.sqrt(sum(squares))
+    margin = t_quantile(0.5 + confidence / 2, df) * error
+    return Interval(estimate=difference, std_error=error, low=difference - margin, high=difference + margin)
 
 
 def equal_differences(difference: float, num_examples: int, confidence: float = 0.95) -> Interval:

@@ -1,3 +1,4 @@
+from .arrays import plain_rows as plain_rows
 from .arrays import to_arrow as to_arrow
 from .arrays import values_of as values_of
 from .columns import NUM_TOKEN_IDS as NUM_TOKEN_IDS
@@ -15,6 +16,11 @@ from .conversion import resolve_row as resolve_row
 from .conversion import table_from_bytes as table_from_bytes
 from .conversion import table_to_bytes as table_to_bytes
 from .conversion import to_table as to_table
+from .example_columns import cut_columns as cut_columns
+from .example_columns import example_columns as example_columns
+from .extra_columns import DEFAULT_COLUMN_CHARACTERS as DEFAULT_COLUMN_CHARACTERS
+from .extra_columns import FEWEST_COLUMN_CHARACTERS as FEWEST_COLUMN_CHARACTERS
+from .extra_columns import MOST_COLUMN_CHARACTERS as MOST_COLUMN_CHARACTERS
 from .extra_columns import check_extra_columns as check_extra_columns
 from .extra_columns import extra_names as extra_names
 from .messages import MEDIA as MEDIA

@@ -1,9 +1,18 @@
-"""Check the names and types of the columns that a run adds to its rollouts. Raises ConfigError if one is invalid."""
+"""Check the names and types of the columns that a run adds to its rollouts, and bound those of its data set.
+
+Raises ConfigError if a column is invalid. Imports nothing slow, to keep `--help` fast.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
 
 from ludic.errors import ConfigError
+
+MOST_COLUMN_CHARACTERS = 10_000
+"""Largest value of the setting max_column_characters. Questions keep no more of a row in memory."""
+FEWEST_COLUMN_CHARACTERS = 100
+"""Smallest value of that setting, other than 0: room for the note on the columns that are left out."""
+DEFAULT_COLUMN_CHARACTERS = 2_000
 
 _EXTRA_NAME = re.compile(r"x_[a-z0-9_]+")
 _EXTRA_ELEMENTS = ("string", "int64", "double", "bool")

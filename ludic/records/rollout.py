@@ -280,6 +280,8 @@ class Rollout(HasTokens):
     wanted: str | None = None
     """The beginning of the wanted answer; None if the example has none, and in rows of sub-agents, which have other
     tasks."""
+    example_columns: str | None = None
+    """Columns of the example's row in its data set as a JSON object; None if it has none, or none are stored."""
     correct: bool | None = None
     """True if the answer was correct; None if the environment does not report it, or the episode failed."""
     terminated: bool

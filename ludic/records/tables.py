@@ -319,9 +319,10 @@ SCHEMA_VERSION = load_table("rollouts").version
 """Schema version of the rollouts table, stored in run.json."""
 
 TRACEBACK = "traceback"
-"""Column of rollouts with kilobytes of text in each failed row; plans do not load it."""
+_LONG = (TRACEBACK, "example_columns")
+"""Columns of rollouts with kilobytes of text in a row; plans load them only if their SQL names them."""
 
 SCALAR_COLUMNS = tuple(
-    field.name for field in arrow_schema("rollouts") if not pa.types.is_nested(field.type) and field.name != TRACEBACK
+    field.name for field in arrow_schema("rollouts") if not pa.types.is_nested(field.type) and field.name not in _LONG
 )
-"""Columns of rollouts that are not lists, structs or maps, without TRACEBACK: all that most SQL plans need."""
+"""Columns of rollouts that are not lists, structs or maps, without the long texts: all that most SQL plans need."""

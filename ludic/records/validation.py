@@ -21,6 +21,7 @@ from ludic.errors import InvalidBatchError
 from ludic.records.arrays import join, values_of
 from ludic.records.columns import NUM_TOKEN_IDS, ArrayColumn, array_columns, select
 from ludic.records.conversion import TokenColumns
+from ludic.records.example_columns import is_json_object
 from ludic.records.rollout import (
     WITHOUT_LOGPROBS,
     ActionTarget,
@@ -188,6 +189,11 @@ _RULES = (
     _one_of("purpose", PURPOSES),
     _one_of("finish_reason", FINISH_REASONS),
     _one_of("capture", CAPTURES),
+    _Rule(
+        ("example_columns",),
+        lambda columns: columns is None or is_json_object(columns),
+        "wanted the text of a JSON object, or null",
+    ),
     _one_of("truncation_reason", TRUNCATION_REASONS),
     _Rule(
         ("truncation_reason", "truncated"),

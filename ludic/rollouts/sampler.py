@@ -37,7 +37,7 @@ from ludic.agents import environment_calls as calls
 from ludic.engines import SamplingParams
 from ludic.environments import NO_LIMIT, Example, LimitedEnvironments, Split, TimeLimit, make_environment
 from ludic.errors import ConfigError
-from ludic.records import RolloutBatch, RolloutMetadata, new_id
+from ludic.records import RolloutBatch, RolloutMetadata, example_columns, new_id
 from ludic.rollouts.scheduler import RunEpisode, sample_groups
 from ludic.root import CodeRecord, Root
 from ludic.run import RunConfig, keep_code, located, run_of, sampling_uses, trusted_files
@@ -100,6 +100,7 @@ class GroupSampler:
             group_id=new_id(),
             request_index=group_number * self.run.group_size,
             purpose="train" if split == "train" else "eval",
+            example_columns=example_columns(example.columns, self.run.max_column_characters),
             error=None if failed is None else str(failed),
             traceback=None if failed is None else failed.traceback,
         )

@@ -747,10 +747,30 @@ DELTA_LOGS = {
 }
 ICEBERG = _foreign("iceberg", "catalogue of an Iceberg export")
 PICTURE = FileKind(
-    "picture", Only, "reward.png", "curve of the reward, drawn by a demo", put="replaced", kept="not the run's"
+    "picture", Only, "reward.png", "curves, drawn by a demo or `ludic push`", put="replaced", kept="not the run's"
 )
-FOREIGN: tuple[FileKind[Any], ...] = (UNFINISHED, INPUTS, LOGS, TENSORBOARD, *DELTA_LOGS.values(), ICEBERG, PICTURE)
+ANSWERS = _foreign("answers", "of a pushed run: the rollouts as one flat table, for people")
+CARD = FileKind(
+    "card", Only, "README.md", "of a pushed run: card of the data set", put="replaced", kept="not the run's"
+)
+HUB = _foreign(".cache", "what the Hub's client notes beside a downloaded data set")
+GIT_ATTRIBUTES = FileKind(
+    "git attributes", Only, ".gitattributes", "added by the Hub", put="replaced", kept="not the run's"
+)
+FOREIGN: tuple[FileKind[Any], ...] = (
+    *(UNFINISHED, INPUTS, LOGS, TENSORBOARD, *DELTA_LOGS.values()),
+    *(ICEBERG, PICTURE, ANSWERS, CARD, HUB, GIT_ATTRIBUTES),
+)
 """Files in a root that do not belong to the run: not checked, copied or counted."""
+
+SHARED: tuple[FileKind[Any], ...] = (
+    *(MODEL, IDENTITY, ROLLOUTS, EVALS, BATCHES, REQUESTS, METRICS, SCORES, LABELS, TOKEN_STATS),
+    *(ATTEMPTS, POLICIES, EVALUATIONS, COMPACTIONS, EXPIRED),
+)
+"""Files of a data set that `ludic push` makes, beside run.json: what was sampled, judged and trained on, and how.
+
+Weights, users' code, claims of live processes, imports' file names and broken files are left out.
+"""
 
 FILE_KINDS: tuple[FileKind[Any], ...] = (
     *(RUN, MODEL, IDENTITY, ROLLOUTS, EVALS, BATCHES, POLICIES, WEIGHT_FILES, WEIGHTS, DELTAS, LATEST, STATE_FILES),

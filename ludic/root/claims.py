@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from ludic.base import LEASE_S
-from ludic.errors import LudicError, OwnedError, ReplacedRootError, SchemaError, SlotTakenError
+from ludic.base import LEASE_S, left_out
+from ludic.errors import LudicError, OwnedError, ReplacedRootError, SchemaError, SlotTakenError, one_line
 from ludic.records import new_id
 from ludic.root.catalogue import ATTEMPTS, LEASES, WORKERS, FileKind, Records, parse_number
 from ludic.root.json_records import Lease, SlotClaim, encode_record
@@ -107,6 +107,7 @@ def owner_name(pid: int | None = None) -> str:
 
 logger = logging.getLogger(__name__)
 
+_MOST_ERROR_CHARACTERS = 400
 _RENEWALS_A_LEASE = 3
 _LOOKS_A_LEASE = 12
 
@@ -215,22 +216,32 @@ def held(
 
     `also` is called after each renewal, in that thread. A failed renewal is retried without limit. On a newer
     claim, or if the stored lease is not this one, `on_fenced` is called, once, and the lease is left as it is.
-    level: of the log entries for what fails.
+    An error in the block is stored with the released lease. level: of the log entries for what fails.
     """
-    done = threading.Event()
-    args = (root, lease, done, on_fenced, also, level)
+    done, errors = threading.Event(), list[str]()
+    args = (root, lease, done, errors, on_fenced, also, level)
     thread = threading.Thread(target=_renew, args=args, name="ludic-lease", daemon=True)
     thread.start()
     try:
         yield
+    except Exception as error:
+        errors.append(left_out(f"{type(error).__name__}: {one_line(error)}", _MOST_ERROR_CHARACTERS))
+        raise
     finally:
         done.set()
         thread.join()
 
 
 def _renew(
-    root: Root, lease: Lease, done: threading.Event, on_fenced: Callable[[], None], also: Callable[[], None], level: int
+    root: Root,
+    lease: Lease,
+    done: threading.Event,
+    errors: Sequence[str],
+    on_fenced: Callable[[], None],
+    also: Callable[[], None],
+    level: int,
 ) -> None:
+    """errors: filled before `done` is set if an error ends the owner."""
     while not done.wait(lease.lease_s / _RENEWALS_A_LEASE):
         try:
             if read_lease(root, lease.attempt_id + 1) is not None:
@@ -244,7 +255,7 @@ def _renew(
         except LudicError as error:
             logger.log(level, "the lease of attempt %d could not be renewed, trying again: %s", lease.attempt_id, error)
     try:
-        _replace(root, replace(lease, released=True))
+        _replace(root, replace(lease, released=True, error=next(iter(errors), None)))
     except ReplacedRootError as error:
         logger.log(level, "%s", error)
     except LudicError as error:

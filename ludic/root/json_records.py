@@ -198,6 +198,8 @@ class Lease:
     num_renewals: int = 0
     released: bool = False
     """True if the owner has ended, or never intended to renew."""
+    error: str | None = None
+    """Error that ended the owner, on one line; None for an orderly end, and in files of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,16 +11,18 @@ import runpy
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from threading import Event
 from typing import Any
+from uuid import UUID
 
 import fsspec
 from fsspec.registry import known_implementations, register_implementation
 
 from ludic.base import EXAMPLE_IDS, ExampleIds, is_url, public_url
-from ludic.errors import ConfigError, MissingRootError, ReplacedRootError, StoreError
+from ludic.errors import ConfigError, MissingRootError, ReplacedRootError, StoreError, similar_names
 from ludic.records import SCHEMA_VERSION
 from ludic.root.catalogue import FILE_KINDS, RUN
 from ludic.root.json_records import RunRecord, convert, decode_json, encode_json
@@ -37,9 +39,16 @@ def _where_runs_are(storage: Storage) -> str:
         if not storage.is_local or Path(storage.path).is_dir():
             below = storage.folders("")[:_MOST_RUNS_BELOW]
             runs = [f"{storage.url}/{name}" for name in below if storage.exists(f"{name}/{RUN.template}")]
+        elif alike := similar_names(Path(storage.path).name, _runs_beside(Path(storage.path))):
+            return f"did you mean {' or '.join(str(PurePath(storage.url).with_name(name)) for name in alike)}?"
     if runs:
         return f"{', '.join(runs)} {'is a run' if len(runs) == 1 else 'are runs'}"
     return "`ludic run` or `ludic.record` starts one"
+
+
+def _runs_beside(path: Path) -> list[str]:
+    """Return the names of the runs in the folder of a path, of this machine."""
+    return [each.name for each in path.parent.iterdir() if (each / RUN.template).is_file()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +127,14 @@ class Root(Storage):
     def run_id(self) -> str:
         """A uuid7, drawn when the run was started."""
         return self.record.run_id
+
+    @property
+    def created_at(self) -> datetime | None:
+        """Time in the run's uuid7, by the clock of the machine that started it; None for another id."""
+        with suppress(ValueError, OverflowError):  # no UUID, or of no year before 10,000
+            run_id = UUID(self.run_id)
+            return datetime.fromtimestamp((run_id.int >> 80) / 1000, UTC) if run_id.version == 7 else None
+        return None
 
     @property
     def example_ids(self) -> ExampleIds:

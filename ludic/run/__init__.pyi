@@ -5,6 +5,7 @@ from .code_snapshots import keep_code as keep_code
 from .code_snapshots import prepare_code as prepare_code
 from .code_snapshots import trusted_files as trusted_files
 from .code_uses import sampling_uses as sampling_uses
+from .config import FREE_IF_NONE as FREE_IF_NONE
 from .config import SAMPLING as SAMPLING
 from .config import RunConfig as RunConfig
 from .diagnostics import LEAPS as LEAPS

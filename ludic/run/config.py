@@ -10,7 +10,12 @@ from typing import Annotated, Any
 
 from ludic.base import MAX_OBSERVATION_CHARACTERS, Longrope
 from ludic.errors import ConfigError
-from ludic.records import check_extra_columns
+from ludic.records import (
+    DEFAULT_COLUMN_CHARACTERS,
+    FEWEST_COLUMN_CHARACTERS,
+    MOST_COLUMN_CHARACTERS,
+    check_extra_columns,
+)
 from ludic.settings import (
     FormatReward,
     GroupSize,
@@ -42,19 +47,20 @@ _OF_EPISODES = Role(of_episodes=True, in_evaluations=True)
 class RunConfig:
     """Settings shared by every process of a run; `ludic worker ROOT` and `ludic train ROOT` need no others."""
 
-    model: Annotated[str, Role(first_page=True)]
+    model: Annotated[str, Role(first_page=True, on_card=True)]
     """Folder or Hugging Face id of the first weights."""
-    env: Annotated[tuple[str, ...], Role(first_page=True)]
-    """Environments, used in turn: a built-in name, qa/FILE.jsonl for questions of a file, reasoning_gym/NAME,
-    textarena/NAME, gymnasium/NAME, verifiers/NAME, or path/to/file.py:ClassName; see docs/environments.md."""
+    env: Annotated[tuple[str, ...], Role(first_page=True, on_card=True)]
+    """One or more environments, which take turns: a built-in name, qa/FILE.jsonl for questions of a file,
+    reasoning_gym/NAME, textarena/NAME, gymnasium/NAME, verifiers/NAME, or path/to/file.py:ClassName; see
+    docs/environments.md."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environments, by environment name."""
-    group_size: Annotated[GroupSize, Role(first_page=True)] = 8
+    group_size: Annotated[GroupSize, Role(first_page=True, on_card=True)] = 8
     """Episodes sampled from one example."""
     close_groups_at: GroupSize | None = None
     """Close a group when so many of its episodes have ended, and give up the others; None waits for all. A group waits
     less for its longest answer, and training sees fewer long answers: see the view bias_by_length."""
-    groups_per_batch: Annotated[GroupsPerBatch, Role(first_page=True)] = 8
+    groups_per_batch: Annotated[GroupsPerBatch, Role(first_page=True, on_card=True)] = 8
     """Groups in the batch of a gradient step, counted after filters."""
     steps_per_version: PositiveCount = 1
     """Gradient steps between two published versions."""
@@ -63,16 +69,16 @@ class RunConfig:
     them sample as far ahead as keeps the trainer busy, within max_off_policy_steps."""
     num_workers: Annotated[Processes, Role(first_page=True)] = 1
     """Number of workers that share the schedule. More or fewer may run; see ludic.rollouts.group_schedule."""
-    temperature: Annotated[Temperature, _OF_SAMPLING] = 1.0
+    temperature: Annotated[Temperature, Role(on_card=True, of_sampling=True, in_evaluations=True)] = 1.0
     """Divides the logits before a token is sampled, and again when the trainer computes its logprob. 0, which only
     evaluations and `ludic sample` take, samples the likeliest tokens."""
     top_p: Annotated[TopP, _OF_SAMPLING] = 1.0
     """Sample from the most likely tokens whose probabilities add up to this; 1 samples from all."""
     top_k: Annotated[PositiveCount | None, WhenNone("samples from all"), _OF_SAMPLING] = None
     """Sample from this number of the most likely tokens."""
-    max_tokens: Annotated[Tokens, Role(first_page=True, of_sampling=True, in_evaluations=True)] = 256
+    max_tokens: Annotated[Tokens, Role(first_page=True, on_card=True, of_sampling=True, in_evaluations=True)] = 256
     """Maximum tokens in one completion."""
-    keep_sampling_mask: Annotated[bool | None, Role(stored_if_set=True)] = None
+    keep_sampling_mask: Annotated[bool | None, Role(free_if_none=True, stored_if_set=True)] = None
     """Store the tokens that top_k and top_p kept at each sampled token, so that the trainer renormalises over them.
     None stores them in training where top_k or top_p is set; True in evaluations too."""
     keep_experts: Annotated[bool, Role(stored_if_set=True)] = False
@@ -93,13 +99,18 @@ class RunConfig:
     """Maximum steps of the environment in an episode."""
     max_sequence_tokens: Annotated[Tokens | None, WhenNone("is the model's limit"), _OF_EPISODES] = None
     """Maximum tokens of prompt and completions together; an episode that needs more is truncated."""
-    longrope: Annotated[Longrope | None, Role(stored_if_set=True)] = None
+    longrope: Annotated[Longrope | None, Role(free_if_none=True, stored_if_set=True)] = None
     """Factors of a longrope model (Phi-3-128k, Phi-4-mini, PhiMoE): short, for sequences that fit into its original
     context (4096 tokens), or long. None takes long if max_sequence_tokens is larger than that; run.json records
     which."""
     max_observation_characters: PositiveCount | None = MAX_OBSERVATION_CHARACTERS
     """Maximum characters of an observation of the environment; the rest is cut, and the text and the row say so. None
     is no limit."""
+    max_column_characters: Annotated[int, Range(0, MOST_COLUMN_CHARACTERS), Role(stored_if_set=True)] = (
+        DEFAULT_COLUMN_CHARACTERS
+    )
+    """Maximum characters of the example's columns in its data set, such as difficulty, that each rollout stores in
+    example_columns; the longest values are cut, and say so. 0 stores none."""
     parser: Annotated[str, _OF_EPISODES] = "whole"
     """How an action is read from a completion: whole, tag:NAME, boxed, json, regex:PATTERN, think, several joined by |,
     or path/to/file.py:ClassName."""
@@ -112,7 +123,7 @@ class RunConfig:
     tool_format: Annotated[
         str | None,
         WhenNone("is what its chat template shows, or hermes if that can't be told"),
-        _OF_EPISODES,
+        Role(of_episodes=True, in_evaluations=True, free_if_none=True),
     ] = None
     """How the model writes tool calls: hermes, which Qwen 2.5 and 3 use too, qwen3_coder, which is the XML of Qwen 3.5,
     llama, mistral, json or json:TAG."""
@@ -128,7 +139,7 @@ class RunConfig:
     """Maximum tokens that are sampled for all tasks of an episode that are handed on; None is no limit."""
     float32_head: Annotated[bool, Role(of_episodes=True, stored_if_set=True)] = False
     """Compute logits in float32 when the model computes in bfloat16, in workers and trainer alike (MiniMax-M1)."""
-    seed: Seed = 0
+    seed: Annotated[Seed, Role(on_card=True)] = 0
     """Decides which examples are served in which order, and seeds the sampling of each answer."""
     extra_columns: Annotated[Mapping[str, str], Role(stored_if_set=True)] = field(default_factory=dict)
     """Extra columns of the run's rollouts, type by name, such as {"x_judge": "string"}; Score.extra fills them."""
@@ -144,6 +155,11 @@ class RunConfig:
         if self.close_groups_at is not None and self.close_groups_at > self.group_size:
             raise ConfigError(
                 f"close_groups_at is {self.close_groups_at}, wanted at most {self.group_size} (group_size)"
+            )
+        if 0 < self.max_column_characters < FEWEST_COLUMN_CHARACTERS:
+            raise ConfigError(
+                f"max_column_characters is {self.max_column_characters}, wanted 0, which stores none, or at least "
+                f"{FEWEST_COLUMN_CHARACTERS}"
             )
         check_extra_columns(self.extra_columns)
         self._check_sweep()
@@ -182,15 +198,17 @@ class RunConfig:
     def differences(self, other: "RunConfig") -> str:
         """Describe in one sentence the settings that differ, compared as JSON; empty if none differs.
 
-        None of keep_sampling_mask, longrope and tool_format was not asked for, and differs from nothing.
+        None of a setting in FREE_IF_NONE differs from nothing.
         """
         mine, theirs = (json.loads(json.dumps(asdict(config))) for config in (self, other))
-        for name in ("keep_sampling_mask", "longrope", "tool_format"):
+        for name in FREE_IF_NONE:
             if mine[name] is None:
                 del mine[name]
         names = [name for name in mine if mine[name] != theirs[name]]
         return ", ".join(f"{name} is {theirs[name]!r} there, {mine[name]!r} was asked for" for name in names)
 
 
+FREE_IF_NONE = names_of(RunConfig, "free_if_none")
+"""Settings whose None leaves the choice to ludic, so that it differs from no value."""
 SAMPLING = names_of(RunConfig, "of_sampling")
 """Settings of a completion's sampling, which `sweep`, evaluations and `ludic sample` may override."""

@@ -217,7 +217,7 @@ def _find_fall(env_name: str, scored: Sequence[VersionSamples]) -> Diagnostic | 
     when = str(Since(peak.step, peak.version)).removeprefix("since ")
     text = (
         f"the reward in {env_name} fell from {best:.4g} ({when}) to {levels[-1]:.4g}; look at entropy, clip fraction "
-        "and sampler KL of the steps before; a lower --learning-rate may keep it"
+        "and sampler KL of the steps before; a lower --learning-rate may prevent it"
     )
     return Diagnostic(f"fall in {env_name}", text, env_name, Since(scored[first].step, scored[first].version))
 
@@ -282,10 +282,11 @@ def find_leaps(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Diag
     worst = max(far, key=lambda row: _number(row, "sampler_kl"))
     clipped, kl = _number(worst, "clip_fraction"), _number(worst, "sampler_kl")
     numbers = f"sampler KL {kl:.2g} nats" + (f", {clipped:.1%} of the tokens clipped" if clipped else "")
+    newest = "the newest " if _number(steps[0], "step") > 1 else ""
     yield Diagnostic(
         LEAPS,
-        f"{len(far):,} of {len(steps):,} steps trained far from the weights that sampled, step {worst['step']:,} most "
-        f"({numbers}); lower --learning-rate, or --max-off-policy-steps",
+        f"in {len(far):,} of {newest}{len(steps):,} steps the trainer's weights were far from those that sampled, most "
+        f"in step {worst['step']:,} ({numbers}); lower --learning-rate, or --max-off-policy-steps",
         since=Since(far[0]["step"]),
     )
 

@@ -118,8 +118,10 @@ def read_flags(settings: Collection[Setting], args: Sequence[str], *, has_config
         return {"help": values["help"]}
     placed = _place(others, positions)
     for name, texts in placed.items():  # a list may be given both ways
+        if name in values and not table[name].is_list:
+            raise WrongUsageError(f"{_as_typed(table[name])} and --{name} are both given; leave out one of them")
         values[name] = [*texts, *values[name]] if name in values else texts
-    own = {"config": values.pop("config")} if "config" in values else {}
+    own = {"config": values.pop("config")} if values.keys() - table.keys() else {}
     try:
         return own | {name: table[name].convert(text, _as_typed(table[name]), "flag") for name, text in values.items()}
     except ConfigError as error:
@@ -233,7 +235,10 @@ def _parser(table: Collection[Setting]) -> argparse.ArgumentParser:
         elif each.name in _ONCE:
             parser.add_argument(each.flag, dest=each.name, action="append")
         else:
-            parser.add_argument(each.flag, dest=each.name, nargs="*" if each.is_list else None)
+            many: dict[str, Any] = {"nargs": "*"} if each.is_list else {}
+            if each.shown is not None and each.shown.is_repeated:
+                many["action"] = "extend"
+            parser.add_argument(each.flag, dest=each.name, **many)
     return parser
 
 

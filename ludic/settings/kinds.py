@@ -278,6 +278,8 @@ TRACKER = Kind(
         "none": None,
         "tensorboard": "ludic.adapters.trackers:tensorboard",
         "wandb": "ludic.adapters.trackers:wandb",
+        "mlflow": "ludic.adapters.trackers:mlflow",
+        "trackio": "ludic.adapters.trackers:trackio",
     },
     entry_points="ludic.trackers",
 )

@@ -104,6 +104,8 @@ class Shown:
     has_flag: bool = False
     last: bool = False
     """By its position after all others, wherever its parameter stands."""
+    is_repeated: bool = False
+    """Whether its flag, of a list, may be given several times."""
 
 
 PositiveCount = Annotated[int, Range(1, 10**9)]
@@ -839,13 +841,22 @@ def refuse_unknown(
     refuse([unknown(name, known, what, algorithm) for name in names if name not in known], where=where)
 
 
-def refuse(problems: Sequence[str], *, where: str = "", error: type[ConfigError] = ConfigError) -> None:
-    """Raise an error of all problems at once: one is its message, several are a line each of its detail."""
+def refuse(
+    problems: Sequence[str],
+    *,
+    where: str = "",
+    error: type[ConfigError] = ConfigError,
+    what: str = "settings are unknown",
+) -> None:
+    """Raise an error of all problems at once: one is its message, several are a line each of its detail.
+
+    what: the message of several problems, after their number.
+    """
     if not problems:
         return
     if len(problems) == 1:
         raise error(f"{where}{problems[0]}")
-    refused = error(f"{where}{len(problems)} settings are unknown")
+    refused = error(f"{where}{len(problems)} {what}")
     refused.detail = "\n".join(problems)
     refused.add_note(refused.detail)
     raise refused

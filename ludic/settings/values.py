@@ -59,6 +59,8 @@ class Role:
 
     first_page: bool = False
     """Whether the first page of --help shows it, of a command with many options."""
+    on_card: bool = False
+    """Whether the card of a pushed run shows it first."""
     changes_weights: bool = True
     """Whether a trainer's weights depend on it once the batches are given; then a replay must have the same value."""
     of_algorithm: bool = False
@@ -75,6 +77,8 @@ class Role:
     """Whether an evaluation may override the run's value."""
     of_call: bool = False
     """Whether it belongs to one call of an evaluation: which weights, and limits of the machine. No suite holds it."""
+    free_if_none: bool = False
+    """Whether None leaves the choice to ludic, so that it differs from no value that a run has stored."""
     stored_if_set: bool = False
     """Whether run.json lacks it if it is off, so that a ludic that does not know it can open the run."""
     only_with: tuple[str, ...] = ()

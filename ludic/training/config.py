@@ -260,7 +260,7 @@ Objective = Reinforce | PpoClip | Cispo | Gspo | Gmpo | Sapo | Dppo | Vespo | Sf
 class LossConfig:
     """Objective, averaging and KL to a reference. None disables a setting, unless its text says otherwise."""
 
-    objective: Annotated[Objective, OBJECTIVE, Role(of_algorithm=True)] = field(default_factory=Reinforce)
+    objective: Annotated[Objective, OBJECTIVE, Role(on_card=True, of_algorithm=True)] = field(default_factory=Reinforce)
     """Objective maximised at each token: a function in ludic.training.losses; docs/algorithms.md has the formulas."""
     loss_normalization: Annotated[Literal["tokens", "sequences", "episodes", "constant"], Role(of_algorithm=True)] = (
         "tokens"
@@ -361,7 +361,7 @@ class OptimizerConfig:
     for which the extra `8bit` is needed."""
     fused_adamw: Annotated[bool | None, Role(on_cpu=False)] = None
     """Update all weights in one kernel, without temporaries of their size; None does so on CUDA. Not for adamw_8bit."""
-    learning_rate: Annotated[float, Range(0, 1000, above=True), Role(first_page=True)] = 1e-6
+    learning_rate: Annotated[float, Range(0, 1000, above=True), Role(first_page=True, on_card=True)] = 1e-6
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate schedule from the end of the warm-up to num_steps; linear and cosine fall towards 0."""
@@ -455,8 +455,8 @@ class TrackerConfig:
     """Another program that shows metrics, evaluations and samples; the root holds all of them anyway."""
 
     log_to: Annotated[str, TRACKER, Role(changes_weights=False)] = "none"
-    """Program that shows the run, in addition to the root's own tables; docs/watching.md lists what it gets. W&B takes
-    project, name, entity and tags from its own environment variables."""
+    """Program that shows the run, in addition to the root's own tables; docs/watching.md lists what it gets. Place,
+    project and login come from the program's own environment variables."""
     tracker_samples_every: Annotated[PositiveCount | None, Role(changes_weights=False)] = 20
     """Steps between tables of answers, the best and the worst of some groups of each environment; None sends none."""
 
@@ -469,7 +469,7 @@ class TrackerConfig:
 class TrainConfig:
     """Settings of a trainer. None means off, unless the setting says otherwise."""
 
-    num_steps: Annotated[PositiveCount, Role(first_page=True)] = 100
+    num_steps: Annotated[PositiveCount, Role(first_page=True, on_card=True)] = 100
     """Total number of gradient steps, including those before a resume."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -548,8 +548,9 @@ def describe_computing(settings: Mapping[str, Any]) -> str:
     return "; ".join(
         [
             ", ".join([settings["dtype"], *(words for name, words in kinds.items() if settings[name])]),
-            f"micro-batches of {settings['max_tokens_per_micro_batch']:,} tokens, even in {settings['balance_by']}",
-            f"logits of {settings['logprob_chunk_tokens']:,} tokens at a time",
             f"{fused}{settings.get('optimizer', 'adamw')}",
+            f"micro-batches of up to {settings['max_tokens_per_micro_batch']:,} tokens, balanced by "
+            f"{settings['balance_by']}",
+            f"logits of {settings['logprob_chunk_tokens']:,} tokens at a time",
         ]
     )

@@ -1,4 +1,4 @@
-"""Send a run's metrics and samples to a tracker, such as TensorBoard or Weights & Biases, while it trains.
+"""Send a run's metrics and samples to a tracker, such as TensorBoard, W&B, MLflow or Trackio, while it trains.
 
 A thread of rank 0 sends each step to a tracker: its metrics, figures of its rollouts by environment and by component of
 the reward, a few sampled answers, and the evaluations that other processes have finished. It reads rollouts and
@@ -97,7 +97,7 @@ class Tracker(Protocol):
     """Another program that shows a run; opened on rank 0 only, in a thread of its own.
 
     One of ludic's may also have a method `require_account`, which raises ConfigError, with the command to type, if this
-    machine has no account.
+    machine has no account, or lacks a package for the place where it writes.
     """
 
     def __call__(self, run: TrackedRun) -> AbstractContextManager[TrackerLog]:
@@ -106,15 +106,20 @@ class Tracker(Protocol):
         ...
 
 
+_EXTRAS = {"tensorboard": "telemetry", "wandb": "telemetry"}
+"""ludic's extra that installs a tracker; the others have extras of their own name."""
+
+
 def require_tracker(log_to: str) -> None:
     """Raise ConfigError, with what to install, if the package of a tracker is missing; imports none."""
     check(TRACKER, log_to)
     if TRACKER.built_in.get(log_to) is not None:  # a tracker of ludic is called as the package that it needs
-        require(log_to, "telemetry", f"log_to is {log_to}")
+        require(log_to, _EXTRAS.get(log_to, log_to), f"log_to is {log_to}")
 
 
 def require_account(log_to: str) -> None:
-    """Raise ConfigError, with the command to type, if this machine has no account of a tracker that needs one."""
+    """Raise ConfigError, with the command to type, if this machine has no account of a tracker that needs one, or lacks
+    a package for the place where it writes."""
     if log_to in TRACKER.built_in and hasattr(tracker := find(TRACKER, log_to), "require_account"):
         tracker.require_account()
 

@@ -29,6 +29,7 @@ from ludic.base import (
     num_ranks,
     open_on_main,
     path_on_main,
+    peak_memory,
     rank,
     run_on_all,
     run_on_main,
@@ -423,6 +424,9 @@ class _Trainer:
             row |= {f"{phase}_s": value for phase, value in seconds.items()}
             row |= {"read_s": batch.read_s, "pack_s": batch.pack_s, "token_imbalance": batch.token_imbalance}
             row |= {"tokens_per_s": batch.num_tokens / seconds["step"], **self._main.publisher.take_costs()}
+            device = self._model.device
+            is_on_gpu = device.type == "cuda"
+            row |= {"memory_bytes": torch.cuda.max_memory_allocated(device) if is_on_gpu else peak_memory()}
             self._main.write_metrics(step, row | self._utilisation(batch, seconds["step"]), batch.plan.rows)
 
     def _utilisation(self, batch: RankBatch, step_s: float) -> dict[str, float | None]:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import posixpath
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny_runs import create_root, fill, make_model, query
 from wandb_files import read_offline_run, read_table
 
-from ludic.adapters.trackers import tensorboard
+from ludic.adapters.trackers import mlflow_name, tensorboard
 from ludic.root.root import Root
 from ludic.run.config import RunConfig
 from ludic.run.run_json import put_run
@@ -83,6 +85,34 @@ def test_tensorboard_shows_a_sample_as_text_in_which_markdown_means_nothing(root
         "reward 0.5, format 0.5, right 0, correct no, advantage -0.25, tokens 7, version 3, rollout r1\n\n"
         "prompt:\n\n    What is *two* times three?\n    Show your steps.\n\nanswer:\n\n    # Six\n\nwanted:\n\n    6"
     )
+
+
+def test_a_name_that_mlflow_does_not_take_is_changed_and_two_names_stay_two():
+    kept = "env/maths 2.0: easy-ü/component/num_cats"
+    assert mlflow_name(kept) == kept
+    hostile = [
+        "env/a*b/x",
+        "env/a?b/x",
+        "env/../x",
+        "env//x",
+        "/x",
+        "x/",
+        ".",
+        "",
+        "a\n",
+        "e\x1b[1m",
+        "x" * 300,
+        "x" * 301,
+    ]
+    taken = [mlflow_name(name) for name in hostile]
+    assert len({*taken}) == len(hostile)
+    # The rule that MLflow 3.17 checks: its characters, its length, and a path that is normal.
+    for name in taken:
+        assert re.fullmatch(r"[/\w.\- :]{1,250}", name)
+        assert posixpath.normpath(name) == name
+        assert not name.startswith(("/", ".."))
+    assert taken[0].startswith("env/a_b-")
+    assert taken[0].endswith("/x")
 
 
 # --- Weights & Biases, offline: a trainer in a process of its own, since W&B reads its variables once -----------------

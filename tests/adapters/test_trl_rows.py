@@ -1,6 +1,7 @@
 """Rows of a trainer of TRL: texts of its columns, calls of tools, and the bytes in which ranks send them."""
 
 import datetime
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -63,13 +64,16 @@ def test_a_row_with_tools_has_a_step_for_each_call_of_the_model():
 
 
 def test_a_rows_values_become_texts_and_what_is_no_text_is_counted_by_name():
-    columns = {"day": datetime.date(2026, 11, 29), "ids": np.array([1, 2]), "seen": "before", "thing": object()}
-    own = generation(answer=["42"], label=0, none=None, long="x" * 201, image=None, **columns)
+    columns = {"day": datetime.date(2026, 11, 29), "ids": np.array([1, np.nan]), "seen": "before", "thing": object()}
+    own = generation(answer=["42"], label=0, none=None, long="x" * 20_000, image=None, **columns)
+    own = replace(own, logged={**own.logged, "said": ["x" * 201]})
     row = row_of(own, 0, SAMPLING)
-    texts = {"day": '"2026-11-29"', "ids": "[1, 2]", "seen": "before", "logged_seen": "2", "label": "0", "min_p": "0.1"}
-    assert row["metadata"] == texts
+    assert row["metadata"] == {"seen": "2", "min_p": "0.1"}
+    stored = json.loads(row["example_columns"])
+    assert stored.pop("long")["characters"] == 20_000
+    assert stored == {"label": 0, "none": None, "day": "2026-11-29", "ids": [1, None], "seen": "before"}
     assert row["wanted"] == "42"
-    assert own.not_kept == Counter({"thing": 1, "long": 1})
+    assert own.not_kept == Counter({"thing": 1, "said": 1})
     cut = row_of(generation(solution="y" * 3_000), 0, SAMPLING)["wanted"]
     assert cut.startswith("y" * MOST_WANTED_CHARACTERS)
     assert "cut: 1,000 more" in cut
@@ -81,11 +85,11 @@ def test_a_column_of_megabytes_is_left_out_without_being_written_as_a_whole():
     class Tests(list[str]):
         def __iter__(self) -> Iterator[str]:
             for number, test in enumerate(super().__iter__()):
-                assert number < 100, "it was read on"
+                assert number < 2_000, "it was read on"
                 yield test
 
-    own = generation(tests=Tests(["assert"] * 1_000), cases={"in": Tests(["1"] * 1_000)}, few=Tests(["a"]))
-    assert row_of(own, 0, SAMPLING)["metadata"]["few"] == '["a"]'
+    own = generation(tests=Tests(["assert"] * 5_000), cases={"in": Tests(["1"] * 5_000)}, few=Tests(["a"]))
+    assert row_of(own, 0, SAMPLING)["example_columns"] == '{"few":["a"]}'
     assert own.not_kept == Counter({"tests": 1, "cases": 1})
 
 

@@ -98,6 +98,9 @@ TRIED: Mapping[str, Callable[[Root, str], object]] = {
 READS = {"read", "read_range", "open_file", "exists", "list", "sizes", "folders", "at", "explained", "is_local"}
 READS |= {
     "connect",
+    "entries",
+    "modified",
+    "created_at",
     "open",
     "check_same_run",
     "example_ids",

@@ -95,6 +95,8 @@ OTHERS = (
     "os.open",
     "cls.open",
     "Root.open",
+    "request.open",
+    "page.open",
     "make_environment.open",
     "self._recent.open",
     "fsspec.open(url, 'rb').open",

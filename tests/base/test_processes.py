@@ -23,7 +23,6 @@ STARTS = {
     "subprocess.getstatusoutput",
     *(f"asyncio.{module}create_subprocess_{kind}" for module in ("", "subprocess.") for kind in ("exec", "shell")),
     "concurrent.futures.ProcessPoolExecutor",
-    "textual_serve.server.Server",
     "mcp.StdioServerParameters",
     "ray.init",
 }
@@ -35,8 +34,6 @@ METHODS_OF_STARTS = ("subprocess_exec", "subprocess_shell")
 BY_LIBRARIES = {
     # The user's own command line, which may be any program, with the user's consent to it.
     ("ludic/agents/tools/mcp.py", "mcp.StdioServerParameters"),
-    # Starts the command that `shell_command` returns; tests/app/show/terminal/test_start.py opens a page.
-    ("ludic/app/show/terminal/web.py", "textual_serve.server.Server"),
     # Forks itself, after it was started by ludic.base.processes; tests/app/launch/test_fork_server.py compares both.
     ("ludic/app/launch/fork_server.py", "os.fork"),
     # With a job that keeps the working directory from Ray's processes; tests/clusters runs one.
@@ -144,10 +141,6 @@ def become_python(args: list[str], folder: Path) -> int:
     return subprocess.run([sys.executable, "-P", "-c", script], cwd=folder, timeout=60).returncode
 
 
-def shell_command(args: list[str], folder: Path) -> int:
-    return subprocess.run(processes.shell_command(args), shell=True, cwd=folder, timeout=60).returncode
-
-
 def python_words(args: list[str], folder: Path) -> int:
     """As in a job file: the words, and the variables that it exports."""
     words = processes.python_words(args, python=Path(sys.executable).name)
@@ -163,8 +156,8 @@ def protect_library_processes(args: list[str], folder: Path) -> int:
     return subprocess.run([sys.executable, "-P", "-c", script], cwd=folder, timeout=60).returncode
 
 
-WAYS = [start_python, start_python_in_loop, become_python, shell_command, python_words, protect_library_processes]
-END = {"safe_environment", "describe_end", "end_with_parent", "signal_when_parent_ends"}
+WAYS = [start_python, start_python_in_loop, become_python, python_words, protect_library_processes]
+OTHERS = {"safe_environment", "describe_end", "end_with_parent", "signal_when_parent_ends", "peak_memory"}
 IMPORT = f"import {', '.join(name for name in NAMES if name in sys.stdlib_module_names)}"
 CHILD = f"{IMPORT}, subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', '{IMPORT}']).returncode)"
 """Imports modules, and starts a process that does so, as torchrun and multiprocessing do."""
@@ -188,7 +181,7 @@ def test_the_hostile_folder_is_hostile(tmp_path: Path) -> None:
 
 def test_every_way_to_start_a_process_was_tried() -> None:
     public = {name for name, each in vars(processes).items() if inspect.isfunction(each) and not name.startswith("_")}
-    assert public - END == {way.__name__ for way in WAYS}
+    assert public - OTHERS == {way.__name__ for way in WAYS}
 
 
 SPAWN = """

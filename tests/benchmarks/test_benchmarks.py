@@ -69,7 +69,9 @@ def test_all_benchmarks_run_and_print_ratios():
         "episodes:",
         "weights:",
         "viewer:",
+        "peers:",
         "report:",
+        "compare:",
     )
     indexes = [printed.index(title) for title in titles]
     assert indexes == sorted(indexes)

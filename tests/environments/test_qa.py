@@ -176,7 +176,8 @@ def test_chats_nested_columns_and_a_pattern_are_read(write):
     rows = [
         {
             "prompt": [{"role": "system", "content": "Count."}, {"role": "user", "content": f"{number} legs?"}],
-            "reward_model": {"ground_truth": f"Half of it is {number}.\n#### {number}"},
+            "reward_model": {"ground_truth": f"Half of it is {number}.\n#### {number}", "style": "rule"},
+            "level": number,
         }
         for number in (4, 6)
     ]
@@ -190,6 +191,27 @@ def test_chats_nested_columns_and_a_pattern_are_read(write):
     examples = [environment.example(i, "train") for i in range(2)]
     assert sorted(example.data["answer"] for example in examples) == ["4", "6"]
     assert [message.role for message in examples[0].messages] == ["system", "user"]
+    # Neither the question nor the right answer, which have columns of their own.
+    assert sorted(example.columns["level"] for example in examples) == [4, 6]
+    assert examples[0].columns == {"reward_model": {"style": "rule"}, "level": examples[0].columns["level"]}
+
+
+def test_rows_keep_a_bounded_part_of_their_columns_and_scorers_get_all(jsonl, tmp_path):
+    (tmp_path / "mine.py").write_text("def tests(example, answer):\n    return len(example.data['columns']['tests'])\n")
+    name = jsonl({"question": "q", "answer": "a", "tests": "x" * 90_000, "level": 3, "day": None})
+    options = {"columns": ["tests"], "scorer": f"{tmp_path}/mine.py:tests", "heldout_share": 0}
+    environment = make(name, **options)
+    example = environment.example(0, "train")
+    assert (example.columns["level"], example.columns["day"], example.columns["tests"]["characters"]) == (
+        3,
+        None,
+        90_000,
+    )
+    assert len(str(example.columns)) < 11_000
+    assert reward(environment, "") == 90_000
+    # Rows that are known by question and answer alone are read without the other columns, those of scorers aside.
+    few = make(name, example_ids="question", **options).example(0, "train")
+    assert few.columns.keys() == {"tests"}
 
 
 @pytest.mark.parametrize(

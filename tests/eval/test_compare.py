@@ -52,10 +52,11 @@ def test_single_answers_right_or_wrong_are_compared_by_mcnemar(root: Root, store
 
 
 def test_means_of_several_samples_are_compared_by_permutation(root: Root, store_samples: StoreSamples) -> None:
-    store_samples({"a": [0.0, 0.0], "b": [0.0, 1.0], "c": [0.0, 0.0]})
-    store_samples({"a": [1.0, 0.0], "b": [1.0, 1.0], "c": [1.0, 1.0]}, version=1)
+    store_samples({"a": [0.0, 0.0], "b": [0.0, 1.0], "c": [0.0, 0.0], "d": [0.0, 1.0], "e": [1.0, 1.0]})
+    store_samples({"a": [1.0, 0.0], "b": [1.0, 1.0], "c": [1.0, 1.0], "d": [1.0, 0.0], "e": [1.0, 1.0]}, version=1)
     row = row_of(ludic.Run(root).compare(0, "latest"))
-    assert (row["test"], row["p_value"], row["difference"]) == ("permutation", 0.25, pytest.approx(2 / 3))
+    # 1/2, 1/2 and 1, which are 2 or -2 in 2 of 8 ways of signs; the other two examples are equal
+    assert (row["test"], row["p_value"], row["difference"]) == ("permutation", 0.25, pytest.approx(2 / 5))
 
 
 def test_only_examples_that_both_have_are_compared_and_the_others_counted(
@@ -87,18 +88,19 @@ def test_several_comparisons_are_corrected_together(root: Root, store_samples: S
     assert rows["p_mid_holm"].to_list() == pytest.approx([2 / 256, 1 / 64])
 
 
-def test_few_pairs_have_neither_an_interval_by_their_spread_nor_a_power(
-    root: Root, store_samples: StoreSamples
-) -> None:
-    store_samples(samples([0.0, 0.25, 0.5]))
-    store_samples(samples([1.0, 0.5, 0.5]), version=1)
-    found = ludic.Run(root).compare(0, 1)
-    row = row_of(found)
-    assert (row["low"], row["high"], row["std_error"], row["power"]) == (None, None, None, 0.0)
-    assert "too few examples" in repr(found)
-    store_samples(samples([0.0, 1.0] * 5), version=2)
-    store_samples(samples([1.0, 1.0] * 4 + [0.0, 0.0]), version=3)
-    found = ludic.Run(root).compare(2, 3)
+def test_few_pairs_have_neither_an_interval_nor_a_test_nor_a_power(root: Root, store_samples: StoreSamples) -> None:
+    # One pair of equal answers: the interval of a share would be -0.95 to 0.95.
+    for version, rewards in enumerate(([0.0], [0.0], [0.0, 0.25, 0.5, 0.0], [1.0, 0.5, 0.5, 0.0])):
+        store_samples(samples(rewards), version=version)
+    for versions, num_pairs in ((0, 1), 1), ((2, 3), 4):
+        found = ludic.Run(root).compare(*versions)
+        row = row_of(found)
+        absent = ("low", "high", "std_error", "p_value", "p_mid", "p_holm", "p_mid_holm")
+        assert ([row[name] for name in absent], row["power"]) == ([None] * len(absent), 0.0)
+        assert f"too few examples ({num_pairs})" in repr(found)
+    store_samples(samples([0.0, 1.0] * 5), version=4)
+    store_samples(samples([1.0, 1.0] * 4 + [0.0, 0.0]), version=5)
+    found = ludic.Run(root).compare(4, 5)
     assert (row_of(found)["low"] is None, row_of(found)["power"]) == (False, None)
     assert "power for a difference of 0.05: too few examples" in repr(found)
 

@@ -233,7 +233,7 @@ def test_what_cannot_be_estimated_is_said_wherever_an_interval_is_printed(
     assert "0 to 0" not in repr(comparison)
     with caplog.at_level("INFO"):  # the log of `ludic run --eval-every`
         assert list(_with_numbers(root, [0, 1], {0})) == [0, 1]
-    assert "mean reward 0.25 of 8 examples, 95% interval cannot be estimated" in caplog.text
+    assert "mean reward 0.25 of 8 examples, no 95% interval: cannot be estimated" in caplog.text
     (found, _) = json.loads(json.dumps(evaluation.to_dict()))["measures"]
     assert (found["std_error"], found["low"], found["high"]) == (None, None, None)
     (found,) = json.loads(json.dumps(comparison.to_dict()))["differences"]

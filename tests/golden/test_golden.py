@@ -31,7 +31,8 @@ from ludic.root.rows.tables import MetricsTail
 from ludic.root.weights.policies import latest_policy, read_policy
 
 HERE = Path(__file__).parent
-SINCE_1_8: dict[str, Any] = {"capture": None}
+SINCE_1_9: dict[str, Any] = {"example_columns": None}
+SINCE_1_8: dict[str, Any] = {"capture": None, **SINCE_1_9}
 SINCE_1_6: dict[str, Any] = {"experts": None, **SINCE_1_8}
 SINCE_1_5: dict[str, Any] = {"wanted": None, "correct": None, "traceback": None, **SINCE_1_6}
 SINCE_1_4: dict[str, Any] = {"trajectory_id": None, **SINCE_1_5}
@@ -46,7 +47,8 @@ STORES = {
     "v1.5": SINCE_1_6,
     "v1.6": SINCE_1_8,
     "v1.7": SINCE_1_8,
-    "v1.8": {},
+    "v1.8": SINCE_1_9,
+    "v1.9": {},
 }
 """What a Rollout of each version had not yet, as it reads now."""
 STEPS_SINCE_1_2 = {"agent_steps": "parse_feedback", "environment_steps": "observation_hash"}
@@ -201,7 +203,7 @@ def rewritten(tmp_path: Path, name: str, version: str) -> Root:
 
 
 def test_a_newer_minor_version_reads_the_same(tmp_path, name, expected):
-    root = rewritten(tmp_path, name, "1.9")
+    root = rewritten(tmp_path, name, "1.99")
     reader = RolloutReader(root, ["rollout_id", "group_id"])
     assert reader.poll(None).num_rows == len(list(rows_of(expected, "rollouts")))
     for file, groups in expected["files"].items():
@@ -284,6 +286,8 @@ METRICS_1_4 = ("sampler_kl_k1", "ratio_p01", "ratio_p99")
 METRICS_1_8 = {"lag_mean": "off_policy_steps_mean", "lag_max": "off_policy_steps_max"}
 """Columns that have other names since metrics 1.8. All stores are older."""
 METRICS_1_6 = ("router_balance_loss", "router_z_loss", "expert_imbalance")
+METRICS_1_9 = ("memory_bytes",)
+NEWER = (*METRICS_1_1, *METRICS_1_2, *METRICS_1_3, *METRICS_1_4, *METRICS_1_6, *METRICS_1_9)
 
 
 def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, expected):
@@ -294,7 +298,7 @@ def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, exp
         found = {name: row[METRICS_1_8.get(name, name)] for name in expected["metrics"]}
         found |= {name: dict(found[name]) for name in ("other",) if name in found}  # pyarrow has pairs for a map
         assert found == expected["metrics"]
-        assert {row[name] for name in (*METRICS_1_1, *METRICS_1_2, *METRICS_1_3, *METRICS_1_4, *METRICS_1_6)} == {None}
+        assert {row[name] for name in NEWER} == {None}
 
 
 def test_a_run_of_an_older_schema_can_be_watched(root):

@@ -1,4 +1,4 @@
-"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 to v1.8.
+"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 to v1.9.
 
     PYTHONPATH=<checkout of that time> python tests/golden/write_golden.py tests/golden/v1.0
 
@@ -57,6 +57,8 @@ HAS_REASONING = HAS_EXPERTS and SCHEMA_VERSION != "1.6"
 """The thinking of messages and the ids of tool results came with 1.7."""
 HAS_CAPTURE = HAS_REASONING and SCHEMA_VERSION != "1.7"
 """What was kept of the sampling came with 1.8, and other trainers' numbers with metrics 1.7."""
+HAS_COLUMNS = HAS_CAPTURE and SCHEMA_VERSION != "1.8"
+"""The columns of the data set came with 1.9."""
 NOON = datetime(2026, 11, 5, 12, tzinfo=UTC)
 
 
@@ -121,6 +123,8 @@ def single_turn() -> RolloutGroup:
             columns["extra"] = {"x_judge": "gpt", "x_tags": ["a", "ü"], "x_score": 0.25}
         if HAS_CAPTURE:
             columns["capture"] = (None, "sampler", "trainer")[index]
+        if HAS_COLUMNS and index:
+            columns["example_columns"] = ('{"level":"härter 🐈","of":[1,null]}', "{}")[index - 1]
         if HAS_WANTED:
             columns |= {"wanted": "cat\nnumber 0 🐈", "correct": (True, False, None)[index]}
         texts = {"agent_steps": (step,), "environment_steps": (outcome,), "messages": messages}
@@ -265,6 +269,8 @@ def newer_version() -> RolloutGroup:
 
 def evaluation() -> RolloutGroup:
     columns: dict[str, Any] = {"wanted": "", "correct": False} if HAS_WANTED else {}
+    if HAS_COLUMNS:
+        columns["example_columns"] = '{"level":{"cut":"a","characters":9000}}'
     return RolloutGroup(
         key="moar_cats/heldout-0",
         rollouts=(rollout("heldout", 0, 1, version=3, reward=3.0, purpose="eval", **columns),),
@@ -283,6 +289,13 @@ LEDGER = {
     # The baseline is over the whole group: 2 - (0 - 1)/2, 0 - (2 - 1)/2, -1 - (2 + 0)/2
     "2": {"mixed-r0": [2.5, True, None], "mixed-r1": [-0.5, False, "drop_truncated"], "mixed-r2": [-2.0, True, None]},
 }
+if HAS_COLUMNS:
+    # Rows that no objective could train on are dropped as soon as they arrive.
+    LEDGER["1"] |= {
+        "turns-r0": [None, False, "no_logprobs"],
+        "turns-r0-child": [None, False, "text_capture"],
+        "turns-r1": [None, False, "drop_errors"],
+    }
 METRICS: dict[str, Any] = {"step": 1, "policy_version": 3, "attempt_id": 1, "loss": -0.125}
 if HAS_CAPTURE:
     METRICS["other"] = {"rewards/cats/mean": 0.1, "länge": -2.5}

@@ -87,7 +87,7 @@ def test_the_panel_says_which_and_since_when_also_after_the_end(run: ludic.Run, 
 @pytest.mark.slow
 def test_the_report_says_which_and_since_when_and_marks_the_step(run: ludic.Run, began: int) -> None:
     html = run.report().html
-    warnings = html[html.index("<h2>Warnings</h2>") : html.index('<h2 id="training">')]
+    warnings = html[html.index('id="warnings"') : html.index('<h2 id="training">')]
     check_lines(re.sub("<[^>]*>", " ", unescape(warnings)), began)
     plot = html[html.index("<b>Reward by environment</b>") :]
     plot = plot[: plot.index("</figure>")]

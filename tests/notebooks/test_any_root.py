@@ -100,14 +100,6 @@ def test_a_root_that_was_just_started_says_that_nothing_is_there(
         assert names_of(name, root.url, monkeypatch)["answer"].startswith(answer)
 
 
-def test_mismatch_measures_the_weights_that_the_root_still_has(filled: Root, monkeypatch: pytest.MonkeyPatch):
-    train_here(filled, num_steps=2)
-    names = names_of("mismatch", filled.url, monkeypatch)
-    assert set(names["logprobs"]) == {0, 1, 2}  # sampled with, trained from, newest
-    assert names["steps"]["step"].to_list() == [1, 2]
-    assert names["answer"].startswith(NOTHING["mismatch"])  # without keep_token_stats
-
-
 def test_credit_compares_those_who_worked_on_tasks_with_each_other(
     delegated: ludic.Run, monkeypatch: pytest.MonkeyPatch
 ):

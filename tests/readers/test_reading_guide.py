@@ -13,8 +13,8 @@ from ludic.root.rows.files import list_files
 from ludic.root.rows.parquet import read_columns
 
 GUIDE = Path(__file__).parents[2] / "docs/reading.md"
-WITH_LUDIC = "Several runs at once, with ludic"
-"""A section that tests/root/sql/test_several_roots.py runs."""
+WITH_LUDIC = ("Several runs at once, with ludic", "Plots in one line")
+"""Sections that tests/root/sql/test_several_roots.py and tests/app/show/test_figures.py run."""
 NEEDS = {"Ray Data": "ray_session", "PySpark": "spark_session"}
 """Fixtures by the heading of a section."""
 
@@ -32,7 +32,7 @@ def blocks(*, remote: bool) -> list[Any]:
         for section in sections
         for code in re.findall(r"^```python\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
     ]
-    wanted = [pair for pair in found if (pair[0] == "On object storage") == remote and pair[0] != WITH_LUDIC]
+    wanted = [pair for pair in found if (pair[0] == "On object storage") == remote and pair[0] not in WITH_LUDIC]
     return [
         pytest.param(section, code, id=f"{section}-{index}")
         for section, pairs in groupby(wanted, key=lambda pair: pair[0])

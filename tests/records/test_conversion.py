@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from strategies import as_plain, changed, make_batch, make_group, rollout_batches
 
 from ludic.errors import InvalidBatchError, SchemaError
+from ludic.records.arrays import plain_rows
 from ludic.records.conversion import column_values, from_table, resolve_row, to_table
 from ludic.records.extra_columns import EXTRA_TYPES
 from ludic.records.rollout import AgentStep, EnvironmentStep, Message, RolloutBatch, RolloutMetadata, ToolCall
@@ -262,3 +263,11 @@ def test_null_is_as_good_as_left_out():
     table = to_table(one_row(extra={"x_a": None}), run_id="run", sequence=0, extra_columns={"x_a": "string"})
     (batch,) = from_table(table)
     assert batch.groups[0].rollouts[0].extra == {}
+
+
+def test_plain_rows_are_those_of_arrow() -> None:
+    zones = {zone: pa.array([0, None, -1], pa.timestamp("us", zone)) for zone in ("UTC", "Europe/Berlin", "+01:00")}
+    maps = pa.array([[("a", 1)], [], None], pa.map_(pa.string(), pa.int64()))
+    table = pa.table({**zones, "naive": pa.array([0, 1, 2], pa.timestamp("us")), "maps": maps})
+    assert str(plain_rows(table)) == str(table.to_pylist())
+    assert plain_rows(table, maps_as_dicts=True) == table.to_pylist(maps_as_pydicts="lossy")

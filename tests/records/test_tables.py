@@ -53,8 +53,8 @@ def test_every_kind_of_type_reaches_arrow_with_its_nullability():
 
 
 def test_a_schema_carries_its_table_and_version():
-    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.8"}
-    assert SCHEMA_VERSION == "1.8"
+    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.9"}
+    assert SCHEMA_VERSION == "1.9"
     assert arrow_schema("metrics").metadata[b"ludic.table"] == b"metrics"
 
 
@@ -102,7 +102,7 @@ def test_scalar_and_token_columns_are_told_from_the_types():
     nested = {"agent_steps", "environment_steps", "messages", "reward_components", "metadata", "weight_versions"}
     assert set(ROLLOUTS.names) == {
         *(*SCALAR_COLUMNS, *array_columns()),
-        *(*nested, "traceback"),
+        *(*nested, "traceback", "example_columns"),
     }
 
 
@@ -168,9 +168,9 @@ def test_every_wrong_column_is_listed():
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.8; upgrade ludic"),
-        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.8"),
-        ("one", "its schema version is 'one', wanted a number such as 1.8"),
+        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.9; upgrade ludic"),
+        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.9"),
+        ("one", "its schema version is 'one', wanted a number such as 1.9"),
     ],
 )
 def test_another_major_version_is_refused_by_name(version, message):
@@ -181,7 +181,7 @@ def test_another_major_version_is_refused_by_name(version, message):
 def test_a_newer_minor_version_with_more_columns_passes_and_conforms():
     table = to_table(make_batch(), run_id="run", sequence=0)
     newer = table.append_column("mood", pa.array(["calm"] * table.num_rows)).replace_schema_metadata(
-        {"ludic.table": "rollouts", "ludic.schema_version": "1.8"}
+        {"ludic.table": "rollouts", "ludic.schema_version": "1.9"}
     )
     check_schema(newer.schema, "rollouts", "x.parquet")
     assert conform(newer, "rollouts").equals(table, check_metadata=True)

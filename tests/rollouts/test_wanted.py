@@ -1,4 +1,4 @@
-"""The wanted answer is stored with each rollout, with whether the answer was correct, and no model ever sees it."""
+"""The wanted answer and the columns of the data set are stored with each rollout, and no model ever sees them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +23,12 @@ from ludic.run.config import RunConfig
 from ludic.run.run_json import create_root
 
 SECRET = "sesame"
-EXAMPLE = Example(example_id="e", messages=(Message(role="user", content="say the word"),), wanted=SECRET)
+EXAMPLE = Example(
+    example_id="e",
+    messages=(Message(role="user", content="say the word"),),
+    wanted=SECRET,
+    columns={"hint": SECRET, "level": 3},
+)
 """Whose wanted answer is in no text that a model should see."""
 
 
@@ -194,6 +199,22 @@ def test_a_sub_agent_works_on_another_task() -> None:
     agent = scripted_agent([hermes_call("delegate", task="help"), "yes", SECRET])
     rows = sample(Question(), agent, sub_agents=("helper",))
     assert [(row.depth, row.wanted, row.correct) for row in rows] == [(0, SECRET, True), (1, None, None)]
+    # The columns are those of the episode, so that all its rows are grouped alike.
+    assert {row.example_columns for row in rows} == {'{"hint":"sesame","level":3}'}
+    (row,) = sample(Question(), scripted_agent(["a"]), max_column_characters=0)
+    assert row.example_columns is None
+
+
+def test_columns_that_are_no_mapping_of_names_are_refused() -> None:
+    for columns in ([("level", 3)], {3: "level"}):
+
+        class Wrong(Question):
+            def example(self, index: int, split: str) -> Example:
+                return Example(example_id="e", messages=EXAMPLE.messages, columns=columns)  # type: ignore[arg-type] # noqa: B023
+
+        (row,) = sample(Wrong(), scripted_agent(["a"]))
+        assert "the columns of an example are" in (row.error or "")
+        assert "wanted a mapping of names to values" in (row.error or "")
 
 
 @pytest.mark.parametrize(
@@ -222,6 +243,8 @@ def test_no_call_of_the_model_has_the_wanted_answer(
 
 
 OWN = """
+import datetime
+
 from ludic.environments.environment import Example, Score
 from ludic.records.rollout import Message
 
@@ -230,10 +253,12 @@ class Own:
 
     def example(self, index, split):
         prompt = Message(role="user", content=f"{{index}}+1=")
-        return Example(example_id=f"e{{index}}", messages=(prompt,), wanted=f"{{index * 1000 + 777}}")
+        return Example(example_id=f"e{{index}}", messages=(prompt,), wanted=f"{{index * 1000 + 777}}",
+                       columns={{"day": datetime.date(2026, 1, 1), "index": index}})
 
     def score(self, example, answer):
         import numpy as np
+        assert example.columns["day"].year == 2026
         return Score(reward=0.5, correct=np.bool_(int(example.wanted) % 2000 == 777))
 """
 
@@ -247,11 +272,11 @@ def test_a_worker_stores_the_wanted_answer_and_shows_it_to_nobody(
     root = create_root(str(tmp_path / "run"), run_config(env=(f"{tmp_path}/own.py:Own",), accept_incomplete=True))
     publish(root, folder, budget=4)
     work(root, num_groups=4)
-    rows = committed_rows(root, "env_example_id", "wanted", "correct", "prompt_tokens", "messages")
+    rows = committed_rows(root, "env_example_id", "wanted", "correct", "example_columns", "prompt_tokens", "messages")
     numbers = [int(row["env_example_id"].removeprefix("e")) for row in rows]
     assert len(rows) == 8
-    assert [(row["wanted"], row["correct"]) for row in rows] == [
-        (f"{number * 1000 + 777}", number % 2 == 0) for number in numbers
+    assert [(row["wanted"], row["correct"], row["example_columns"]) for row in rows] == [
+        (f"{number * 1000 + 777}", number % 2 == 0, f'{{"day":"2026-01-01","index":{number}}}') for number in numbers
     ]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for row, number in zip(rows, numbers, strict=True):

@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from ludic.errors import ConfigError, StoreError
 from ludic.records.tables import arrow_schema
 from ludic.root.rows.parquet import encode_plain
-from ludic.root.rows.tables import MetricsLog, MetricsTail
+from ludic.root.rows.tables import MetricsLog, MetricsTail, steps_that_count
 from ludic.run.run_json import put_run
 
 
@@ -175,3 +175,10 @@ def test_the_first_look_may_be_at_the_newest_files_only(root):
     for writer in ("train-1", "train-2"):
         put_file(root, writer, 12, 12)
     assert [row["step"] for row in tail.poll()] == [12, 12]
+
+
+def test_steps_that_a_later_attempt_trained_again_do_not_count() -> None:
+    # Attempt 1 reached step 5; attempt 2 went on from step 3 and has reached step 4.
+    ids = [*((1, step) for step in range(1, 6)), (2, 4)]
+    kept = steps_that_count({(attempt_id, step): {"attempt_id": attempt_id, "step": step} for attempt_id, step in ids})
+    assert [(each["attempt_id"], each["step"]) for each in kept] == [(1, 1), (1, 2), (1, 3), (2, 4)]

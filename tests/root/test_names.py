@@ -77,6 +77,7 @@ TEXTS = {
     "ImportReport.refused.reason": "for people",
     "ImportReport.tokenizer": "for people",
     "LatestPolicy.run_id": "compared",
+    "Lease.error": "for people",
     "Lease.claim_id": "compared",
     "Lease.owner": "for people",
     "Lease.since": "for people",

@@ -195,8 +195,8 @@ def test_steps_far_from_the_weights_that_sampled_are_told_of() -> None:
     near = [step(step=number, sampler_kl=0.2, clip_fraction=0.05) for number in (44, 47)]
     (diagnostic,) = find_leaps([near[0], *far, near[1]], {"objective": "reinforce"})
     assert str(diagnostic) == (
-        "since step 45: 2 of 4 steps trained far from the weights that sampled, step 45 most (sampler KL 1.2 nats, "
-        "16.0% of the tokens clipped); lower --learning-rate, or --max-off-policy-steps"
+        "since step 45: in 2 of the newest 4 steps the trainer's weights were far from those that sampled, most in "
+        "step 45 (sampler KL 1.2 nats, 16.0% of the tokens clipped); lower --learning-rate, or --max-off-policy-steps"
     )
     assert list(find_leaps(near, {})) == []
     assert list(find_leaps(far, {"objective": "sft"})) == []

@@ -99,7 +99,7 @@ def test_settings_that_are_read_and_put_again_are_the_same_bytes(tmp_path, run_c
 
 
 def test_run_json_says_what_is_the_roots_first_and_leaves_out_what_is_off(run_config):
-    off = {"extra_columns", "float32_head", "keep_sampling_mask", "keep_experts", "longrope"}
+    off = {"extra_columns", "float32_head", "keep_sampling_mask", "keep_experts", "longrope", "max_column_characters"}
     settings = [field.name for field in fields(RunConfig) if field.name not in off]
     wanted = ["run_id", "schema_version", "example_ids", *settings, "digest"]
     assert list(json.loads(to_json(run_config, "an-id"))) == wanted

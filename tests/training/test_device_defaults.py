@@ -198,8 +198,8 @@ def test_the_reports_head_says_what_was_chosen():
     settings = TrainConfig.of(**{**ON_CPU, **ON_GPU, "tf32": True, "compile": True}).flat()
     found = describe_trainer(settings, 0)["computes in"]
     assert found == (
-        "bfloat16, TF32, compiled, activations recomputed; micro-batches of 16,384 tokens, even in tokens; logits of "
-        "1,024 tokens at a time; adamw"
+        "bfloat16, TF32, compiled, activations recomputed; adamw; micro-batches of up to 16,384 tokens, balanced by "
+        "tokens; logits of 1,024 tokens at a time"
     )
     old = {name: value for name, value in settings.items() if name not in ON_CPU and name != "optimizer"}
     assert "computes in" not in describe_trainer(old, 0)
@@ -214,4 +214,4 @@ def test_the_panel_says_what_was_chosen(new_root, mesh):
     console = Console(width=80, record=True, file=StringIO())
     Watcher(root.url).poll().print_to(console)
     text = " ".join(console.export_text().replace("│", " ").split())
-    assert "float32; micro-batches of 16,384 tokens, even in tokens" in text
+    assert "float32; adamw; micro-batches of up to 16,384 tokens, balanced by tokens" in text

@@ -150,13 +150,16 @@ def test_training_neither_waits_for_a_tracker_that_hangs_nor_keeps_all_its_steps
     ]
 
 
-@pytest.mark.parametrize("log_to", ["tensorboard", "wandb"])
+@pytest.mark.parametrize(
+    ("log_to", "extra"),
+    [("tensorboard", "telemetry"), ("wandb", "telemetry"), ("mlflow", "mlflow"), ("trackio", "trackio")],
+)
 def test_a_tracker_that_is_not_installed_is_named_with_its_extra_before_a_trainer_owns_the_root(
-    new_root, monkeypatch, log_to
+    new_root, monkeypatch, log_to, extra
 ):
     monkeypatch.setitem(sys.modules, log_to, None)  # what import finds when there is none
     root = new_root()
-    with pytest.raises(ConfigError, match=rf"log_to is {log_to}.*ludic-rl\[telemetry\]"):
+    with pytest.raises(ConfigError, match=rf"log_to is {log_to}.*ludic-rl\[{extra}\]"):
         train_here(root, num_steps=1, log_to=log_to)
     assert newest_attempt(root) is None
 

@@ -90,6 +90,7 @@ class ReasoningGym:
             messages=(*self._preamble, Message(role="user", content=question)),
             data={"entry": entry},
             wanted=None if answer is None else str(answer),
+            columns=entry["metadata"],
         )
 
     def score(self, example: Example, answer: str) -> Score:

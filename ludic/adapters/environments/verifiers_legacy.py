@@ -42,6 +42,9 @@ _NEEDS = {
 _CUT = ("max_turns_reached", "max_total_completion_tokens_reached", "prompt_too_long", "timeout_reached")
 """Stop conditions of verifiers that are limits."""
 
+_NOT_COLUMNS = ("prompt", "question", "answer", "example_id")
+"""Columns of a row that are stored as prompt, wanted answer and position; the others are columns of its example."""
+
 # --- Loading ---------------------------------------------------------------------------------------------
 
 
@@ -71,6 +74,7 @@ class LegacyRows:
             messages=plain(_messages_of(row)),
             data={"number": number},
             wanted=str(answer) if answer not in (None, "") else None,
+            columns={name: value for name, value in row.items() if name not in _NOT_COLUMNS},
         )
 
     async def play(self, number: int, line: TurnChannel) -> VerifiersOutcome:

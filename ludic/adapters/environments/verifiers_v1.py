@@ -36,6 +36,9 @@ from ludic.environments import Example, Split, partition
 from ludic.errors import ConfigError
 from ludic.records import ToolCall, add_rewards
 
+_NOT_COLUMNS = {"prompt", "system_prompt", "answer", "idx"}
+"""Fields of a task that are stored as prompt, wanted answer and position; the others are columns of its example."""
+
 # --- Loading ---------------------------------------------------------------------------------------------
 
 
@@ -62,6 +65,7 @@ class Tasks:
             messages=plain(first_messages(task)),
             data={"number": number},
             wanted=None if answer is None else str(answer),
+            columns=task.data.model_dump(mode="json", exclude=_NOT_COLUMNS, exclude_none=True),
         )
 
     async def play(self, number: int, line: TurnChannel) -> VerifiersOutcome:

@@ -134,6 +134,7 @@ def _jsonl_episode(record: ImportRecord, form: str) -> ImportedEpisode:
             "reward_components": components,
             "correct": correct if isinstance(correct, bool) else None,
             "weight_versions": _weight_versions(record),
+            "example_columns": _example_columns(record),
         },
         prompt=record.get("prompt"),
         group=record.get("group_id"),
@@ -149,6 +150,14 @@ _REDUNDANT = (
     *("segment_index", "parent_segment_index", "trajectory_id"),
 )
 """Columns of an exported row that an import computes itself or drops."""
+
+
+def _example_columns(record: ImportRecord) -> Any:
+    """Return columns of the data set: an object, or its JSON text, as ludic exports it."""
+    columns = record.get("example_columns")
+    if columns is None or isinstance(columns, dict | str):
+        return columns
+    raise refusal("example_columns", columns, "an object, or its JSON text")
 
 
 def _weight_versions(record: ImportRecord) -> tuple[WeightSpan, ...] | None:

@@ -396,7 +396,8 @@ def _columns(job: _Import, record: ImportRecord, episode: ImportedEpisode, row: 
     given = {name: value for name, value in episode.columns.items() if value is not None}
     given = {"env_name": named or job.env_name, "env_example_id": example_id(_prompt(episode, row)), **given}
     given["extra"] = {name: value for name, value in own.items() if value is not None} | given.get("extra", {})
-    return episode_columns(given, {name: getattr(run, name) for name in SAMPLED_WITH})
+    sampled_with = {name: getattr(run, name) for name in SAMPLED_WITH}
+    return episode_columns(given, sampled_with, max_column_characters=run.max_column_characters)
 
 
 def _row_columns(row: ImportedRow, reward: float | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ GONE: Mapping[str, str] = {
     "stats": "ludic watch ROOT --totals",
     "show": "ludic view ROOT ID --text",
     "launch": "ludic cluster ROOT SYSTEM",
-    "eval compare": "ludic compare ROOT@VERSION ...",
+    "eval compare": "ludic compare ROOT[@VERSION] ...",
     "eval contamination": "ludic contamination ROOT",
 }
 """What commands of older versions are now."""

@@ -1,8 +1,8 @@
 """Write what follows from the operations: `python -m ludic.app.cli.docs`, or check that it is there with --check.
 
 docs/settings/ has a table of every setting, a page for each group, docs/api.md one of the methods of `Run` and their
-commands, docs/coming_from.md those of the settings of other programs, docs/fit.md one of the forms of conversations and
-pairs. docs/files.md has what each module says first of itself.
+commands, docs/reading.md one of the figures, docs/coming_from.md those of the settings of other programs, docs/fit.md
+one of the forms of conversations and pairs. docs/files.md has what each module says first of itself.
 ludic/settings/setting_texts.json has the texts below the fields of all settings, which --help reads.
 ludic/app/operations/typed.pyi has the types of the operations' `**settings`, and methods.pyi the methods of `Run`, for
 editors and type checkers.
@@ -27,7 +27,9 @@ from ludic.app.cli.settings import JSON, settings_of_command
 from ludic.app.operations.create import create
 from ludic.app.operations.fit import fit
 from ludic.app.operations.operation import Methods, command_name
+from ludic.app.show.figures import FIGURES
 from ludic.base import find_by_name, start_python
+from ludic.eval import MeasureConfig
 from ludic.settings import (
     TEXTS,
     Setting,
@@ -319,6 +321,20 @@ def foreign_table(program: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
+# --- docs/reading.md -------------------------------------------------------------------------------------------------
+
+
+def figures_table() -> str:
+    """Return the table of the figures that reports, pages and `Run.plot` draw, from their catalogue."""
+    lines = ["| name | shows | unit | over | lines by a column |", "| --- | --- | --- | --- | --- |"]
+    for each in FIGURES:
+        note = f". {each.note.rstrip('.')}" if each.note else ""
+        unit = each.unit.format(confidence=100 * MeasureConfig().confidence)
+        cells = [f"`{each.name}`", f"{each.title}{note}", unit, each.x_name, "yes" if each.split else ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 # --- docs/fit.md -----------------------------------------------------------------------------------------------------
 
 FORMS = "tests/adapters/imports/forms"
@@ -414,12 +430,14 @@ def write(folder: Path, *, check: bool) -> list[str]:
     stale = _write({folder / "ludic/settings" / TEXTS: texts()}, check=check)
     forget_texts()
     api, coming_from, fit_page = folder / "docs/api.md", folder / PAGE, folder / "docs/fit.md"
+    reading = folder / "docs/reading.md"
     pages = {
         folder / "docs/files.md": files_page(folder),
         **{folder / "docs" / name: text for name, text in settings_pages().items()},
         api: _with_tables(api, [methods_table()]),
         coming_from: _with_tables(coming_from, [foreign_table(each) for each in (*others.programs, others.short)]),
         fit_page: _with_tables(fit_page, [forms_table(folder)]),
+        reading: _with_tables(reading, [figures_table()]),
         folder / "ludic/app/operations/typed.pyi": formatted(typed_stub()),
         folder / "ludic/app/operations/methods.pyi": formatted(methods_stub()),
     }

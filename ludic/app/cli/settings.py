@@ -87,6 +87,8 @@ def parse(
         algorithm = flags.get("algorithm")
         from_file = {} if config is None else _read_file(local_path(config, "--config"), table, algorithm)
         values = from_file | flags
+        if config is not None and any(each.name == "config" for each in table):  # it names the file by its position
+            values["config"] = config
         check_not_missing(operation, values, program)
     except WrongUsageError as error:
         exit_with(error, program)

@@ -10,7 +10,7 @@ from ludic.app.launch.guard import guarded
 from ludic.app.launch.roots import create_run
 from ludic.app.launch.sample import as_maker
 from ludic.app.launch.train import last_step
-from ludic.app.show.evaluations import interval_text
+from ludic.app.show.evaluations import interval_phrase
 from ludic.app.show.watch import sampling_progress
 from ludic.base import ENGINE, number
 from ludic.engines import Engine, EngineConfig, EngineSetup, MakeEngine
@@ -94,7 +94,7 @@ def _with_numbers(root: Root, versions: Iterable[int], sampled: Container[int]) 
         with suppress(LudicError):  # training continues, and so does the evaluation
             for row in numbers(root, measure, Chosen(versions=[version])).rows:
                 found = f"mean reward {number(row['estimate'], 3)} of {row['num_examples']} examples"
-                found += f", 95% interval {interval_text(row, 3)}"
+                found += f", {interval_phrase(row, 3)}"
                 logger.info("version %d of %s: %s", version, row["env_name"], found)
 
 

@@ -155,9 +155,9 @@ class Trial:
             rewards = await self._score_groups(name, held, example, errors)
         if not rewards:
             answer, why = next(iter(errors.items()))
-            raise ConfigError(f"{why}, for the made-up answer {answer!r}; correct it, then start again")
-        said = f"gives example {example.example_id!r}, whose made-up answer scores {rewards[0]:g}"
-        doubts = [f"but for the made-up answer {answer!r}: {why}" for answer, why in [*errors.items()][:1]]
+            raise ConfigError(f"{why} (tried with the answer {answer!r}); correct it, then start again")
+        said = f"gives example {example.example_id!r}, and a test answer scores {rewards[0]:g}"
+        doubts = [f"but with the answer {answer!r}: {why}" for answer, why in [*errors.items()][:1]]
         doubts += getattr(held.environment, "notes", ())
         return TrialNote("; ".join([said, *doubts]), is_doubtful=True) if doubts else said
 

@@ -1,8 +1,8 @@
 """Evaluate: sample held-out examples, measure stored samples, compare in pairs, score with a function or a judge."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from os import PathLike
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from ludic.app.operations.operation import operation
@@ -10,8 +10,19 @@ from ludic.app.operations.start import TrainerDevice
 from ludic.base import ENGINE, TRAIN, Track, require, untracked
 from ludic.engines import EngineConfig
 from ludic.errors import ConfigError
-from ludic.eval import DIFFERENCE, EvalConfig, IntervalMethod, MeasureConfig, ScoreOptions
-from ludic.settings import CodeSettings, FromFlag, Range, Role, Seed, SettingsError, Shown, convert, split
+from ludic.eval import DIFFERENCE, WINDOW, EvalConfig, IntervalMethod, MeasureConfig, ScoreOptions
+from ludic.settings import (
+    CodeSettings,
+    FromFlag,
+    PositiveCount,
+    Range,
+    Role,
+    Seed,
+    SettingsError,
+    Shown,
+    convert,
+    split,
+)
 
 if TYPE_CHECKING:
     from ludic.app.operations.run import Run
@@ -143,38 +154,108 @@ def _as_text(versions: int | str | Sequence[int]) -> str:
 @operation(group="Evaluate", place=1, measure=MeasureConfig)
 def compare(
     run: "Run | None",
-    *sides: Annotated[int | str, Shown("ROOT@VERSION", by_position=True)],
+    *sides: Annotated[int | str, Shown("ROOT|ROOT@VERSION", by_position=True)],
     env: str | Sequence[str] = (),
     evaluation: str | None = None,
     difference: Annotated[float, Range(0, 10**6, above=True)] = DIFFERENCE,
     seed: Seed = 0,
+    by: str | None = None,
+    window: PositiveCount = WINDOW,
+    output: str | PathLike[str] | None = None,
+    overwrite: bool = False,
     **measure: Unpack["CompareSettings"],
 ) -> "Comparison":
-    """Compare two evaluations on the same examples, in pairs.
+    """Compare whole runs, or two evaluations on the same examples in pairs.
 
-    Each side with the first one, the baseline. Of a run, a side is a version of it, "latest" (its newest version with
-    samples), or ROOT@VERSION of another one. measure: fields of MeasureConfig; by default the mean reward. Raises
-    ConfigError, QueryError.
+    If no side names a version, the sides are whole runs: one table says what differs in settings, code, data and
+    machine, and shows steps, training reward at equal steps and at equal tokens, tokens, seconds, and the newest
+    evaluations in pairs (docs/compare.md). If a side names a version, evaluations are compared. Each side is compared
+    with the first one, the baseline. Of a run, a side is another run, a version of it, "latest" (its newest version
+    with samples), or ROOT@VERSION. measure: fields of MeasureConfig; by default the mean reward. Raises ConfigError,
+    MissingRootError, QueryError.
 
     Args:
-        sides: The baseline, then what to compare it with: ROOT@VERSION, ROOT (its newest version with samples), or
-            @VERSION of the root before.
+        sides: The baseline, then what to compare it with. Whole runs: ROOT, a folder of runs, or a pattern such as
+            'runs/lr*'. Evaluations: ROOT@VERSION, @VERSION of the root before, and beside these ROOT, its newest
+            version with samples.
         env: Environments to compare; none are all that both sides have.
         evaluation: Id of the settings to compare (view evaluations). None takes the newest that both sides were sampled
             with, or the newest of each side, with warnings of what differs.
         difference: The difference that should be found, for power and the number of examples needed.
         seed: Seed of the permutation test.
+        by: Setting whose equal values make a group of runs, such as learning_rate: shows means over runs that differ in
+            nothing else but the seed, with intervals over runs.
+        window: Number of steps over which the training reward of a run is averaged.
+        output: File to write a report of the runs to, as HTML; must not exist.
+        overwrite: Replace the output if it exists.
     """
     from ludic.app.show.evaluations import Comparison
     from ludic.eval import compare as comparing
 
     config = convert(MeasureConfig, measure)
-    baseline, *others = comparing.parse_sides(sides, None if run is None else run.root)
     names = [env] if isinstance(env, str) else env
-    compared = comparing.compare(
-        baseline, others, config, env=names, evaluation=evaluation, difference=difference, seed=seed
-    )
+    own: dict[str, Any] = {"evaluation": evaluation, "difference": difference, "seed": seed}
+    if not any(isinstance(side, int | str) and comparing.is_version(side) for side in sides):
+        return _compare_runs(run, sides, config, names, own, by=by, window=window, output=output, overwrite=overwrite)
+    for_runs = {"by": by, "output": output, "window": None if window == WINDOW else window}
+    if given := [name for name, value in for_runs.items() if value is not None]:
+        raise SettingsError(f"{given[0]} is for whole runs, and a side names a version; leave out one of them")
+    baseline, *others = comparing.parse_sides(sides, None if run is None else run.root)
+    compared = comparing.compare(baseline, others, config, env=names, **own)
     return Comparison(compared=compared, difference=difference, confidence=config.confidence)
+
+
+def compare_runs(runs: "Iterable[RootLike]", **settings: Any) -> "Comparison":
+    """Compare runs in one table, the first one with all others: `ludic.compare(["runs/a", run_b], by="learning_rate")`.
+
+    runs: folders or URLs of runs, folders of runs, patterns such as runs/lr*, roots, or what `ludic.open` returned; or
+    evaluations as ROOT@VERSION. settings: those of `Run.compare`. Raises ConfigError, MissingRootError, QueryError.
+    """
+    from ludic.eval import compare as comparing
+    from ludic.root import Root
+
+    given: list[Any] = [runs] if isinstance(runs, str | PathLike) else list(runs)
+    if not given:
+        raise ConfigError("there is no run to compare; name two or more")
+    sides = [fspath(each) if isinstance(each, str | PathLike) else getattr(each, "root", each) for each in given]
+    if any(isinstance(each, str) and comparing.is_version(each) for each in sides):
+        sides = [each.url if isinstance(each, Root) else each for each in sides]
+    return compare(None, *sides, **settings)
+
+
+def _compare_runs(
+    run: "Run | None",
+    sides: Sequence[Any],
+    config: MeasureConfig,
+    env: Sequence[str],
+    own: Mapping[str, Any],
+    *,
+    by: str | None,
+    window: int,
+    output: str | PathLike[str] | None,
+    overwrite: bool,
+) -> "Comparison":
+    """Compare whole runs. sides: texts or roots. own: settings of the comparison of evaluations."""
+    from dataclasses import replace
+
+    from ludic.app.show.comparison import open_runs
+    from ludic.app.show.evaluations import compare_whole_runs
+    from ludic.root.sql import Connections
+
+    if output is not None:
+        from ludic.app.show.report.page import checked_output
+
+        checked_output(fspath(output), overwrite)  # before the runs are read
+    roots = open_runs([*([] if run is None else [run.root]), *sides])
+    with Connections() as connections:
+        runs, found = compare_whole_runs(roots, connections, config, by=by, window=window, env=env, **own)
+        if output is None:
+            return found
+        from ludic.app.show.report.page import write_page
+        from ludic.app.show.report.runs_page import render_runs
+
+        page = write_page(fspath(output), overwrite, lambda: render_runs(runs, found, connections))
+    return replace(found, page=page.location)
 
 
 @operation(group="Evaluate", place=3)

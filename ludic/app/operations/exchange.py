@@ -14,7 +14,7 @@ from ludic.settings import EXPORTER, GroupSize, GroupsPerBatch, Index, Seconds, 
 from ludic.settings.table import check
 
 if TYPE_CHECKING:
-    from ludic.app.operations.outcomes import Imported
+    from ludic.app.operations.outcomes import Imported, Pushed
     from ludic.app.operations.run import Run
     from ludic.app.operations.typed import ExportSettings
     from ludic.base import Result
@@ -166,6 +166,50 @@ def import_(
         if imported is None:  # a second Ctrl-C; the first one ends it well
             raise
     return imported
+
+
+@operation(group="Exchange", place=3)
+def push(
+    run: "Run",
+    repo: Annotated[str, Shown("OWNER/NAME")],
+    *,
+    to: Annotated[str | PathLike[str] | None, Shown("FOLDER")] = None,
+    version: Index | None = None,
+    parts: Literal["all", "model", "rollouts"] = "all",
+    public: bool = False,
+    personal: bool = False,
+    license: str | None = None,
+    model: str | None = None,
+) -> "Pushed":
+    """Push a run to the Hugging Face Hub: its weights as a model, its rollouts as a data set, each with a card.
+
+    The data set is a root, which `ludic view`, sql and report open. The login is that of `hf auth login` or HF_TOKEN.
+    Raises ConfigError for a name that the Hub does not take, a folder that exists, and a public push that names
+    machines or people; StoreError if the Hub refuses.
+
+    Args:
+        repo: Repository of the model; the data set is OWNER/NAME-rollouts. Both are created, private.
+        to: Write what would be sent to this new folder, and send nothing.
+        version: Published version of the weights; None is the newest.
+        parts: Push the model, the rollouts, or both.
+        public: Create public repositories, or push to those that are.
+        personal: Send what names hosts, users and home folders in public, too; --to lists it.
+        license: License for the cards, such as apache-2.0; None states none.
+        model: Location of the run's first model, which a LoRA adapter needs; None takes the location in run.json.
+    """
+    send = find_by_name("ludic.adapters.exports.hub:push")
+    pushed: Pushed = send(
+        run,
+        repo,
+        to=None if to is None else fspath(to),
+        version=version,
+        parts=parts,
+        public=public,
+        personal=personal,
+        license=license,
+        model=model,
+    )
+    return pushed
 
 
 def _open_or_start(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from ludic.app.launch.config import LaunchConfig, Start
 from ludic.app.operations.create import RootUrl
 from ludic.app.operations.operation import operation
-from ludic.app.operations.start import Algorithm
+from ludic.app.operations.start import GROUPS, Algorithm
 from ludic.base import EXAMPLE_IDS, find_by_name
 from ludic.engines import EngineConfig
 from ludic.errors import ConfigError, LudicError, MissingRootError
@@ -41,13 +41,6 @@ RewardSetting = Callable[..., Any] | str | Sequence[Callable[..., Any] | str] | 
 of scorers weights."""
 
 F = TypeVar("F", bound=Callable[..., Any])
-_GROUPS: Mapping[str, Any] = {
-    "run": RunConfig,
-    "train": TrainConfig,
-    "code": CodeSettings,
-    "engine": EngineConfig,
-    "launch": LaunchConfig,
-}
 STORED = ("sft", "dpo", "ipo", "orpo")
 """Algorithms that train on the answers of a data set."""
 _SFT_LEARNING_RATE = 2e-5
@@ -77,12 +70,12 @@ def _answering_names(algorithm: str | None = None) -> Callable[[F], F]:
 
 def _check_names(names: Iterable[str], algorithm: str | None) -> None:
     """Raise ConfigError for names that no setting has, with what they mean in the algorithm, or similar ones."""
-    known = [*(each.name for owner in _GROUPS.values() for each in settings_of(owner)), *_OWN]
+    known = [*(each.name for owner in GROUPS.values() for each in settings_of(owner)), *_OWN]
     refuse_unknown(names, known, algorithm=algorithm)
 
 
 @_answering_names()
-@operation(trains=True, run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig)
+@operation(trains=True, **GROUPS)
 def fit(
     *,
     algorithm: Algorithm,
@@ -128,7 +121,7 @@ def fit(
 
     if algorithm is None:
         raise ConfigError("algorithm is None, wanted a name of docs/algorithms.md, such as grpo")
-    url, parts = fspath(root), split(settings, **_GROUPS)
+    url, parts = fspath(root), split(settings, **GROUPS)
     options = dict(dataset_options or {})
     if system_prompt is not None:
         options["system_prompt"] = system_prompt
@@ -516,7 +509,7 @@ _MOST_ERRORS = 3
 
 def _report_results(run: "Run") -> None:
     """Log the most frequent errors of rollouts, and how the last version that was evaluated compares with the first."""
-    from ludic.app.show.evaluations import interval_text
+    from ludic.app.show.evaluations import interval_phrase
     from ludic.base import number
     from ludic.eval import stored_versions
     from ludic.root.sql import Connections, ask, figure
@@ -537,9 +530,9 @@ def _report_results(run: "Run") -> None:
     for each in rows:
         before, after, gain = (number(each[name], 3) for name in ("estimate_a", "estimate_b", "difference"))
         logger.info(
-            "%s, held out: mean reward %s at version %d, %s at version %d; difference %s, 95%% interval %s",
+            "%s, held out: mean reward %s at version %d, %s at version %d; difference %s, %s",
             *(each["env_name"], before, versions[0], after, versions[-1], gain),
-            interval_text(each, 3),
+            interval_phrase(each, 3),
         )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ludic.app.operations.run import Run
     from ludic.app.operations.typed import ReportSettings, SampleSettings, ViewSettings
     from ludic.app.show.report.page import Report
+    from ludic.app.show.run_table import RunTable
     from ludic.app.show.status import RunStatus
     from ludic.app.show.transcript import Lookup
     from ludic.rollouts import Answers
@@ -31,17 +32,29 @@ OutputFormat = Literal["table", "json", "csv", "parquet"]
 # --- The live state ------------------------------------------------------------------------------------------------
 
 
-@operation(group="First", place=4)
+@overload
 def watch(
     run: "Run",
+    interval_s: float = 2.0,
+    *,
+    once: bool = False,
+    totals: bool = False,
+    json: bool = False,
+    track: Track = untracked,
+) -> "RunStatus": ...
+@overload
+def watch(run: str, interval_s: float = 2.0, *, once: bool = False) -> "RunStatus | RunTable": ...
+@operation(group="First", place=4)
+def watch(
+    run: "Run | str",
     interval_s: SecondsOfADay = 2.0,
     *,
     once: bool = False,
     totals: bool = False,
     json: bool = False,
     track: Track = untracked,
-) -> "RunStatus":
-    """Show the live state of a run.
+) -> "RunStatus | RunTable":
+    """Show the live state of a run, or of all runs below a folder.
 
     Runs until Ctrl-C, from any machine that can read the run's files; writes nothing. While the filesystem fails, the
     last frame stays, with the reason below it. Returns the newest state: trainer, newest steps, rates, policy,
@@ -49,6 +62,7 @@ def watch(
     A damaged file is named in `unreadable`. Raises MissingRootError if the run is deleted.
 
     Args:
+        run: Folder or URL of a run, or a folder with runs below it, which are shown as a table, as by `ludic runs`.
         interval_s: Seconds between two reads of the files.
         once: Print one frame and exit; in Python, return the state without printing it.
         totals: Summarize all that is stored as well: environments, versions, steps and files. Implies --once.
@@ -59,6 +73,11 @@ def watch(
     from ludic.app.show.watch import watch
     from ludic.base import stdout_console
 
+    if isinstance(run, str):
+        opened = _open_or_find(run)
+        if isinstance(opened, list):
+            return _watch_runs(run, interval_s, once=once or json, totals=totals)
+        run = opened
     if not (once or totals or json):
         watch(run.watcher, stdout_console(), interval_s)
         return replace(run.watcher.newest or run.watcher.poll(), is_out=True)
@@ -68,6 +87,24 @@ def watch(
 
         state = replace(state, read_totals=collect_stats(run.root, track))
     return state
+
+
+def _open_or_find(url: str) -> "Run | list[str]":
+    """Return the run at a place, or the runs below it. Raises MissingRootError if there is none."""
+    from ludic.app.operations.run import Run
+    from ludic.app.show.runs import open_or_find
+
+    found = open_or_find(url)
+    return found if isinstance(found, list) else Run(found)
+
+
+def _watch_runs(folder: str, interval_s: float, *, once: bool, totals: bool) -> "RunTable":
+    from ludic.app.show.run_table import tabulate, watch_runs
+    from ludic.base import stdout_console
+
+    if totals:
+        raise SettingsError(f"totals is of one run, and {folder} has runs below it; name one of them")
+    return tabulate(folder) if once else watch_runs(folder, stdout_console(), interval_s)
 
 
 # --- Rollouts and groups -------------------------------------------------------------------------------------------
@@ -97,7 +134,7 @@ def view(
 ) -> "Lookup | None": ...
 @operation(group="First", place=5, view=ViewOptions)
 def view(
-    run: "Run",
+    run: "Run | str",
     rollout_id: str | None = None,
     *,
     text: bool = False,
@@ -115,6 +152,7 @@ def view(
     installed or the port is taken, UnknownIdError.
 
     Args:
+        run: Folder or URL of a run, or a folder with runs below it, of which the viewer opens the chosen one.
         text: Show the rollout or group of ID as text, also in a terminal.
         color: Colour the response's tokens by their probability (logprob, the default) or by the advantage used in
             training; none is no colour. Implies --text.
@@ -123,9 +161,15 @@ def view(
             out, and a group has its best and its worst answer. Implies --text.
         json: Print the rollout or group as JSON. Implies --text.
     """
-    from ludic.app.show.terminal.start import has_terminal, view_run
+    from ludic.app.show.terminal.start import has_terminal, view_run, view_runs
 
     chosen = convert(ViewOptions, {"rollout_id": rollout_id, **options})
+    if isinstance(run, str):
+        opened = _open_or_find(run)
+        if isinstance(opened, list):
+            view_runs(run, chosen)
+            return None
+        run = opened
     as_text = text or tokens or full or json or color is not None
     if not as_text and (rollout_id is None or chosen.web or chosen.picture is not None or has_terminal()):
         view_run(run.root, chosen)
@@ -165,20 +209,29 @@ def label(
 
 @operation(group="Look", place=2, defaults={"output": "report.html"}, measure=MeasureConfig)
 def report(
-    run: "Run",
+    run: "Run | str",
     output: str | PathLike[str] | None = None,
     *,
+    also: Annotated[
+        "Iterable[RootLike]", FromFlag(Annotated[tuple[str, ...], Shown("ROOT", by_position=True, has_flag=True)])
+    ] = (),
+    by: str | None = None,
     versions: str | None = None,
     compare: Annotated["Sequence[int | str]", FromFlag(Annotated[tuple[str, ...], Shown("SIDE")])] = (),
     overwrite: bool = False,
     **measure: Unpack["ReportSettings"],
 ) -> "Report":
-    """Write a run, its evaluations and a comparison as one HTML file.
+    """Write a run, its evaluations and a comparison, or several runs, as one HTML file.
 
     The file needs no network (docs/reports.md). measure: fields of MeasureConfig. Raises ConfigError if versions or
-    sides have no samples or the file can't be written, QueryError.
+    sides have no samples, a name is unknown, or the file can't be written; QueryError.
 
     Args:
+        run: Folder or URL of a run, a folder of runs, or a pattern such as 'runs/lr*'.
+        also: More runs, folders or patterns, here or with --also: the file then has the curves of all runs over each
+            other, what differs, and their comparison.
+        by: Of one run: column of its rollouts or of the data set, for whose values the curves have a line each. Of
+            several: setting whose equal values make a group, drawn as its mean and a band.
         output: File to write, on this machine; must not exist. None, the default in Python, writes nothing, and the
             result's `html` is the page.
         versions: Evaluated versions to show, joined by commas: numbers, latest, and ranges such as 10-latest. None is
@@ -187,16 +240,22 @@ def report(
             ROOT@VERSION. None given: the last evaluated version is compared with the first.
         overwrite: Replace the output if it exists.
     """
+    from ludic.app.show.comparison import open_runs
     from ludic.app.show.report.page import make_report
 
-    return make_report(
-        run.root,
-        None if output is None else str(output),
-        versions=versions,
-        sides=[str(side) for side in compare],
-        measure=convert(MeasureConfig, measure),
-        overwrite=overwrite,
-    )
+    file, config = None if output is None else str(output), convert(MeasureConfig, measure)
+    also = [also] if isinstance(also, str | PathLike) else [*also]
+    roots = open_runs([run if isinstance(run, str) else run.root, also])
+    if len(roots) == 1 and also:
+        raise SettingsError(f"{roots[0].url} is given twice; name each run once")
+    if len(roots) > 1:
+        from ludic.app.show.report.runs_page import make_runs_report
+
+        if given := [name for name, value in (("versions", versions), ("compare", compare)) if value]:
+            raise SettingsError(f"{given[0]} is for a report of one run, and there are several; leave out one of them")
+        return make_runs_report(roots, file, by=by, overwrite=overwrite, measure=config)
+    sides = [str(side) for side in compare]
+    return make_report(roots[0], file, by=by, versions=versions, sides=sides, measure=config, overwrite=overwrite)
 
 
 # --- SQL -----------------------------------------------------------------------------------------------------------

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 
 from ludic.app.launch.config import ClusterConfig, ClusterSystem, LaunchConfig, ServeConfig
 from ludic.app.operations.operation import operation
-from ludic.app.operations.start import Algorithm, engine_config, train_config
+from ludic.app.operations.start import GROUPS, Algorithm, engine_config, train_config
 from ludic.base import ENGINE, find_by_name
 from ludic.engines import EngineConfig
 from ludic.run import RunConfig
 from ludic.settings import (
     CLUSTER_SYSTEM,
-    CodeSettings,
     FromFlag,
     Range,
     Role,
@@ -40,11 +39,7 @@ Gigabytes = Annotated[float, Range(0, 10**6, above=True)]
 @operation(
     group="Start",
     place=1,
-    run=RunConfig,
-    train=TrainConfig,
-    code=CodeSettings,
-    engine=EngineConfig,
-    launch=LaunchConfig,
+    **GROUPS,
 )
 def plan(
     *,
@@ -75,9 +70,7 @@ def plan(
     from ludic.root.weights import local_folder
     from ludic.training import load_algorithm
 
-    parts = split(
-        settings, run=RunConfig, train=TrainConfig, code=CodeSettings, engine=EngineConfig, launch=LaunchConfig
-    )
+    parts = split(settings, **GROUPS)
     preset = load_algorithm(algorithm) if algorithm is not None else {}
     train = without_tables(parts["train"], {each.name: each for each in settings_of(TrainConfig)})
     run = convert(RunConfig, {"env": ("moar_cats",)} | parts["run"])

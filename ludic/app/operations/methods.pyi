@@ -1,6 +1,6 @@
 """Types of the methods of `Run`. Written by `make format` from the operations."""
 
-from ludic.app.operations import counterfactual, evaluations, exchange, inspect_run, machines, maintain, start
+from ludic.app.operations import counterfactual, evaluations, exchange, inspect_run, machines, maintain, plots, start
 
 class Methods:
     bisect = counterfactual.bisect
@@ -13,8 +13,11 @@ class Methods:
     eval = evaluations.eval_
     expire = maintain.expire
     export = exchange.export
+    frame = plots.frame
     import_ = exchange.import_
     label = inspect_run.label
+    plot = plots.plot
+    push = exchange.push
     report = inspect_run.report
     run = start.run
     sample = inspect_run.sample

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
 from ludic.app.show.evaluations import Evaluation
-from ludic.base import Frame, Part, Result, plural
+from ludic.base import Frame, Part, Result, plural, size
 from ludic.root import OWN_FORM, ImportReport
 
 
@@ -240,3 +240,34 @@ def _remarks_of(report: ImportReport) -> Iterator[str]:
             "ipo and orpo train on them, and nothing that takes a ratio to the sampler"
             + (", unless --compute-logprobs finds the weights that sampled them" if num_all > num_texts else "")
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Pushed(Result):
+    """What was sent to the Hub, or written to a folder to be sent."""
+
+    root: str
+    """URL or path of the root."""
+    sent: Sequence[Mapping[str, Any]]
+    """One row for each repository, with `kind`, `repo`, `url`, `num_files` and `size_bytes`; url is None if nothing was
+    sent."""
+    personal: Sequence[Mapping[str, Any]]
+    """One row for each name of a host, user or folder that was found, with `found`, `where` and `num_places`."""
+    folder: str | None
+    """Folder that was written; None if it was sent."""
+    version: int | None
+    """Version of the weights."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def parts(self) -> Iterator[Part]:
+        """A line for each repository, then what names machines and people."""
+        for row in self.sent:
+            files = f"{plural(row['num_files'], 'file')}, {size(row['size_bytes'])}"
+            where = row["url"] or f"{self.folder}/{row['kind']}, for {row['repo']}"
+            yield f"{row['kind']}: {files}: {where}"
+        if self.folder is not None:
+            yield "nothing was sent; without --to the same command sends it"
+        if self.personal:
+            yield Frame("personal", self.personal, ("found", "where", "num_places"), most=100, has_heading=True)

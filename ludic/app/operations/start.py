@@ -1,6 +1,7 @@
 """Start the processes of a run: workers that sample rollouts, the trainer, or all of them."""
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from ludic.app.launch.config import LaunchConfig, Start
 from ludic.app.operations.create import create
 from ludic.app.operations.operation import operation
-from ludic.base import ENGINE, TRAIN, require
+from ludic.base import ENGINE, TRAIN, require, signal_when_parent_ends
 from ludic.engines import EngineConfig
 from ludic.errors import ConfigError, LudicError, MissingRootError, one_line
 from ludic.rollouts import WorkerConfig
@@ -44,17 +45,21 @@ logger = logging.getLogger(__name__)
 Algorithm = Annotated[str | None, ALGORITHM, Role(first_page=True)]
 """Type of a parameter for the name of a preset; settings that are given override the preset's."""
 TrainerDevice = Literal["cpu", "cuda"] | None
+GROUPS: Mapping[str, Any] = {
+    "run": RunConfig,
+    "train": TrainConfig,
+    "code": CodeSettings,
+    "engine": EngineConfig,
+    "launch": LaunchConfig,
+}
+"""All settings of a run and its processes: the dataclasses by the names of their groups."""
 
 
 @operation(
     group="First",
     place=3,
     on_sigterm="interrupt",
-    run=RunConfig,
-    train=TrainConfig,
-    code=CodeSettings,
-    engine=EngineConfig,
-    launch=LaunchConfig,
+    **GROUPS,
 )
 def run(
     run: "Run | str",
@@ -85,6 +90,7 @@ def run(
     from functools import partial
 
     from ludic.app.launch.fork_server import start_server
+    from ludic.app.launch.process import is_supervised
 
     groups = {"run": RunConfig, "train": TrainConfig, "code": CodeSettings, "launch": LaunchConfig}
     url, parts = _url(run), split(settings, **groups, engine=EngineConfig)
@@ -94,7 +100,9 @@ def run(
             _note_unused({**parts["train"], **parts["engine"], **parts["launch"]})
             return _created(made.root)
     require("torch", TRAIN, "ludic run")
-    start, code = _start_of(url, config, algorithm, engine, parts)
+    if is_supervised():  # by `ludic grid`: a run must not outlive it, or the next call would find its root taken
+        signal_when_parent_ends(signal.SIGTERM)
+    start, code = start_of(url, config, algorithm, engine, parts)
     with start_server(start) as server:
         from ludic.app.launch.preflight import (  # slow to import, and meanwhile the server imports
             check_code,
@@ -110,11 +118,7 @@ def run(
 @operation(
     group="Start",
     place=2,
-    run=RunConfig,
-    train=TrainConfig,
-    code=CodeSettings,
-    engine=EngineConfig,
-    launch=LaunchConfig,
+    **GROUPS,
 )
 def check(
     run: "Run | str",
@@ -140,7 +144,7 @@ def check(
     from ludic.app.operations.outcomes import Checked
 
     groups = {"run": RunConfig, "train": TrainConfig, "code": CodeSettings, "launch": LaunchConfig}
-    start, code = _start_of(_url(run), config, algorithm, engine, split(settings, **groups, engine=EngineConfig))
+    start, code = start_of(_url(run), config, algorithm, engine, split(settings, **groups, engine=EngineConfig))
     with checks(start) as of_settings:
         rows = try_all(of_settings)
     try:
@@ -156,7 +160,7 @@ def _url(run: "Run | str | PathLike[str]") -> str:
     return run.url if isinstance(run, Run) else str(run)
 
 
-def _start_of(
+def start_of(
     url: str,
     config: TrainConfig | None,
     algorithm: str | None,

@@ -30,6 +30,7 @@ class RunConfigValues(TypedDict, total=False):
     max_sequence_tokens: int | None
     longrope: Literal["short", "long"] | None
     max_observation_characters: int | None
+    max_column_characters: int
     parser: str
     format_reward: float
     context: str
@@ -301,6 +302,14 @@ class FitSettings(
 
     env: Sequence[str]
     engine: str
+
+class GridSettings(
+    RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False
+):
+    """Settings of `runs.grid`."""
+
+    model: str
+    env: Sequence[str]
 
 class PlanSettings(
     RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False

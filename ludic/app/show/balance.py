@@ -1,4 +1,4 @@
-"""Compute how much trainer and workers wait for each other, and how many workers would balance them. Pure."""
+"""Compute how much trainer and workers wait for each other, and how many workers would keep both busy. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,15 @@ from datetime import datetime, timedelta
 from statistics import fmean
 from typing import Literal
 
+from ludic.base import plural
 from ludic.records import Row
 
 # A step costs the trainer b seconds of work, and the workers together s seconds of sampling, whichever groups filters
 # drop or steps use again. Without waiting the trainer takes 1/b steps a second, and n workers sample for n/s. So
 # n = s/b workers keep the trainer busy and are busy themselves.
 
+_SHORTEST_HANDOFF_S = 0.1
+"""Seconds of a step in which both sides wait that are worth a word."""
 MOST_WAITING = 0.1
 """Share of its time up to which a side does not count as waiting."""
 _WORK = ("step_s", "publish_s", "checkpoint_s")
@@ -44,18 +47,32 @@ class Balance:
         return "trainer" if trainer else "workers" if workers else "none"
 
     def __str__(self) -> str:
-        workers = f"{self.num_workers:,} worker{'' if self.num_workers == 1 else 's'}"
-        text = f"trainer busy {self.trainer_busy:.0%}, {workers} busy {self.worker_busy:.0%}: "
+        workers = f"{plural(self.num_workers, 'worker')} sample{'s' if self.num_workers == 1 else ''}"
+        trainer, sampling = f"works {self.trainer_busy:.0%} of the time", f"{workers} {self.worker_busy:.0%}"
         match self.waiting:
-            case "both":
-                return (
-                    f"{text}they wait for each other in turn, and both for {self.handoff_s:.2g} s of a step, for "
-                    "hand-offs; no --batches-ahead, or a higher one, lets both work"
-                )
+            case "trainer":
+                return f"workers are the bottleneck: {sampling} of the time, and the trainer {trainer}"
+            case "workers":
+                return f"the trainer is the bottleneck: it {trainer}, and {sampling}"
             case "none":
-                return text + "balanced"
-        who = "the trainer waits" if self.waiting == "trainer" else "workers wait"
-        return f"{text}{who}; {self.balanced_workers:,.1f} would balance"
+                return f"both sides are busy: the trainer {trainer}, and {sampling}"
+        text = f"trainer and workers wait for each other: the trainer {trainer}, and {sampling}"
+        if self.handoff_s < _SHORTEST_HANDOFF_S:
+            return text
+        return f"{text}; in {self.handoff_s:.2g} s of each step both wait, for weights or rollouts to arrive"
+
+    def advice(self, batches_ahead: int | None) -> str:
+        """Return what makes the run faster; "" if both sides are busy. batches_ahead: the setting of the run."""
+        match self.waiting:
+            case "trainer":
+                return f"about {self.balanced_workers:,.1f} workers would keep the trainer busy (--num-workers)"
+            case "workers":
+                return f"about {self.balanced_workers:,.1f} workers would be enough; more --ranks train faster"
+            case "none":
+                return ""
+        if batches_ahead is None:
+            return "a higher --max-off-policy-steps lets workers sample while the trainer works"
+        return f"a run without --batches-ahead (here {batches_ahead}) lets workers sample while the trainer works"
 
 
 def find_balance(steps: Sequence[Row], calls: Iterable[Row]) -> Balance | None:

@@ -1,24 +1,29 @@
 """Show the numbers of evaluations, of a comparison in pairs, and of contamination by trained texts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from ludic.app.show.comparison import RunComparison, Runs, check_envs, make_table, varying
 from ludic.base import NOT_ESTIMATED, TOO_FEW, Frame, Part, Result, Sentence, number, plural, to_frame
 from ludic.eval import (
+    DIFFERENCE,
     ESTIMAND,
     FEWEST_EXAMPLES,
     FEWEST_FOR_POWER,
+    WINDOW,
     Chosen,
     Compared,
     IntervalMethod,
     MeasureConfig,
     Numbers,
     Overlaps,
+    compare_runs,
     numbers,
 )
 from ludic.root import Root
+from ludic.root.sql import Connections
 
 if TYPE_CHECKING:
     import polars as pl
@@ -100,6 +105,10 @@ class Comparison(Result):
     difference: float
     """The difference to detect."""
     confidence: float
+    runs: RunComparison | None = None
+    """The table of whole runs; None for a comparison of versions."""
+    page: str | None = None
+    """File of the report of the runs; None if none was written."""
 
     @cached_property
     def differences(self) -> "pl.DataFrame":
@@ -124,25 +133,64 @@ class Comparison(Result):
             "difference_of_interest": self.difference,
             "differences": list(self.compared.rows),
             "warnings": self.warnings,
+            **({} if self.runs is None else self.runs.to_dict() | {"page": self.page}),
         }
 
     def parts(self) -> Iterator[Part]:
-        """A table of differences, their limits, and warnings."""
-        rows = self.compared.rows
-        yield f"baseline {rows[0]['a']}, paired on the same examples; means are over these examples"
-        columns = ("side", "env_name", "measure", "estimate_a", "estimate_b", "difference")
-        yield Frame(
-            "differences",
-            rows,
-            (*columns, "interval", "p_value", "p_holm"),
-            most=len(rows),
-            titles={"interval": f"{100 * self.confidence:g}% interval"},
-            derived={"side": side_name, "measure": measure_title, "interval": partial(interval_text, digits=3)},
-        )
-        for row in rows:
-            yield Sentence(_limits(row, self.difference), style="dim")
+        """The table of runs, if it compares runs; a table of differences, their limits, and warnings."""
+        if self.runs is not None:
+            yield from self.runs.parts()
+        if self.compared.rows:
+            yield from self._parts_of_differences()
         for warning in self.warnings:
             yield Sentence(warning, mark="warning ", style="yellow")
+        if self.page is not None:
+            yield f"the report of these runs is in {self.page}"
+
+    def _parts_of_differences(self) -> Iterator[Part]:
+        rows = [{**row, "title": measure_title(row)} for row in self.compared.rows]
+        names = ("env_name", "title") if self.runs is None else tuple(varying(rows, ("env_name", "title")))
+        of = "".join(f"{rows[0][name]}, " for name in ("title", "env_name") if name not in names)
+        baseline = rows[0]["a"] if self.runs is None else self.runs.runs[0]["run"]
+        yield f"{of}baseline {baseline}, paired on the same examples; means are over these examples"
+        yield Frame(
+            "differences",
+            self.compared.rows,
+            ("side", *names, "estimate_a", "estimate_b", "difference", "interval", "p_value", "p_holm"),
+            most=len(rows),
+            titles={"interval": f"{100 * self.confidence:g}% interval", "title": "measure"},
+            derived={"side": self._side, "title": measure_title, "interval": partial(interval_text, digits=3)},
+        )
+        for row in rows:
+            version = "" if self.runs is None else f"@{row['b'].rpartition('@')[2]}"
+            name = f"{self._side(row)}{version} {row['env_name']} {row['title']}"
+            yield Sentence(f"{name}: {', '.join(facts_of(row, self.difference))}", style="dim")
+
+    def _side(self, row: Mapping[str, Any]) -> str:
+        """Return the name of a side: a run's short name in a table of runs."""
+        return side_name(row) if self.runs is None else self.runs.labels[row["b"].rpartition("@")[0]]
+
+
+def compare_whole_runs(
+    roots: Sequence[Root],
+    connections: Connections,
+    config: MeasureConfig,
+    *,
+    by: str | None = None,
+    window: int = WINDOW,
+    env: Sequence[str] = (),
+    **of_evaluations: Any,
+) -> tuple[Runs, Comparison]:
+    """Compare runs in one table, and their newest evaluations in pairs; also return what was read of the runs.
+
+    of_evaluations: difference, seed and evaluation of `ludic.eval.compare_runs`. Raises as `Runs.read` does.
+    """
+    check_envs(roots, connections, env)
+    runs = Runs.read(roots, connections, by)
+    compared = compare_runs(roots, config, connections, env=env, **of_evaluations)
+    table = make_table(runs, compared, connections, window=window, env=env, confidence=config.confidence)
+    difference = of_evaluations.get("difference", DIFFERENCE)
+    return runs, Comparison(compared=compared, difference=difference, confidence=config.confidence, runs=table)
 
 
 def side_name(row: Mapping[str, Any]) -> str:
@@ -161,13 +209,14 @@ def interval_text(row: Mapping[str, Any], digits: int = _DIGITS) -> str:
     """Return the interval of a row, or the reason why there is none."""
     if row["low"] is not None:
         return f"{number(row['low'], digits)} to {number(row['high'], digits)}"
-    return TOO_FEW if 0 < row["num_examples"] < FEWEST_EXAMPLES else NOT_ESTIMATED
+    few = 0 < row["num_examples"] < FEWEST_EXAMPLES
+    return f"{TOO_FEW} ({row['num_examples']})" if few else NOT_ESTIMATED
 
 
-def _limits(row: Mapping[str, Any], difference: float) -> str:
-    """Return one line: pairs, test, power, and what was left out."""
-    name = f"{side_name(row)} {row['env_name']} {measure_title(row)}"
-    return f"{name}: {', '.join(facts_of(row, difference))}"
+def interval_phrase(row: Mapping[str, Any], digits: int = _DIGITS) -> str:
+    """Return the 95% interval of a row as a part of a sentence, or the reason why there is none."""
+    text = interval_text(row, digits)
+    return f"no 95% interval: {text}" if row["low"] is None else f"95% interval {text}"
 
 
 def facts_of(row: Mapping[str, Any], difference: float) -> Iterator[str]:

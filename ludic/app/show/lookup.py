@@ -35,19 +35,24 @@ def look_up(
     *kinds: LookupKind,
     con: duckdb.DuckDBPyConnection | None = None,
     options: PrintOptions | None = None,
+    version: int | None = None,
 ) -> Lookup:
     """Find the rollout or group that `part` of an id matches; kinds: search only these. con: a connection to the root.
 
-    options: how it is printed.
+    options: how it is printed; with them, a rollout has its labels. version: partition that a whole id is probably in;
+    its files are listed first.
 
     Leaves out broken files, with a warning. Raises UnknownIdError, StoreError.
     """
     kinds = kinds or ("rollout", "group")
     if len(part) > 1 and part[0] == part[-1] in "\"'":  # as `ludic sql --format csv` prints an id
         part = part[1:-1]
-    addresses = find_rows(root, part) if _WHOLE_ID.fullmatch(part) else []
+    addresses = find_rows(root, part, version) if _WHOLE_ID.fullmatch(part) else []
+    if not addresses and version is not None:
+        addresses = find_rows(root, part)
+    con = con or connect(root)
     try:
-        found = _look_up(con or connect(root), root, part, addresses, kinds)
+        found = _look_up(con, root, part, addresses, kinds)
     except QueryError as error:
         if isinstance(error.__cause__, duckdb.InterruptException):
             raise
@@ -60,7 +65,7 @@ def look_up(
         raise UnknownIdError(
             f"{part!r} is a {found.kind}, wanted a {kinds[0]}; `ludic view {root.url} {part} --text` shows it"
         )
-    return found if options is None else replace(found, options=options)
+    return found if options is None else replace(found, options=options, labels=_labels_of(con, found))
 
 
 def _look_up(
@@ -74,27 +79,26 @@ def _look_up(
         raise _unknown(root, part)
     rows, records = _read(root, addresses)
     kind: LookupKind = "rollout" if rows[0]["rollout_id"] == id_ else "group"
-    episode = _episode_of(root, rows[0], addresses[0].file.version) if kind == "rollout" else []
-    all_uses = ask(con, root, figure("uses"), {"ids": [row["rollout_id"] for row in episode or rows]})
-    shown = {row["rollout_id"] for row in rows}
-    uses = [use for use in all_uses if use["rollout_id"] in shown]
-    return Lookup(
-        root=root,
-        kind=kind,
-        rows=rows,
-        records=records,
-        episode=episode,
-        advantages={use["rollout_id"]: use["advantage"] for use in reversed(all_uses)},
-        uses=uses,
-        code=_code_of(con, root, rows[0], uses),
-    )
+    group = _group_of(root, rows[0], addresses[0].file.version) if kind == "rollout" else rows
+    uses = ask(con, root, figure("uses"), {"ids": [row["rollout_id"] for row in group]})
+    found = Lookup(root=root, kind=kind, rows=rows, records=records, group=group, group_uses=uses, code=[])
+    return replace(found, code=_code_of(con, root, rows[0], found.uses))
 
 
-def _episode_of(root: Root, row: dict[str, Any], version: int) -> list[dict[str, Any]]:
-    """Return the rows of the same episode, which are in the same group and so in the same file."""
+def _labels_of(con: duckdb.DuckDBPyConnection, found: Lookup) -> list[dict[str, Any]]:
+    if found.kind == "group":
+        return []
+    try:
+        return ask(con, found.root, figure("labels_of_rollout"), {"id": found.record.rollout_id})
+    except QueryError as error:
+        logger.warning("left out the labels: %s", error)
+        return []
+
+
+def _group_of(root: Root, row: dict[str, Any], version: int) -> list[dict[str, Any]]:
+    """Return the rows of the same group, which are in the same file."""
     addresses = find_rows(root, row["group_id"], version)
-    rows = _read(root, addresses)[0] if addresses else [row]
-    return [each for each in rows if each["episode_id"] == row["episode_id"]]
+    return _read(root, addresses)[0] if addresses else [row]
 
 
 def _code_of(

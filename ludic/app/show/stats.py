@@ -5,16 +5,21 @@ Reads footers and scalar columns, no tokens. Files that can't be read, or were q
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import duckdb
+import numpy as np
 import pyarrow as pa
 
+from ludic.app.show.evaluations import interval_text
 from ludic.base import Frame, Part, Result, Sentence, Track, cell, number, plural, sparkline, untracked
 from ludic.errors import SchemaError
+from ludic.eval import clustered
 from ludic.root import CHECKPOINTS, POLICIES, OtherTrainer, Root, convert, decode_json, other_trainer, other_trainer_of
 from ludic.root.maintenance import TABLES, FileFooter, read_footers
 from ludic.root.rows import list_quarantined
-from ludic.root.sql import connect, count_rows, read_reports, unreadable_records
+from ludic.root.sql import connect, count_rows, read_reports, rewards_by, unreadable_records
 from ludic.root.weights import versions_with_weights
 from ludic.run import SAMPLING, Lost, RunConfig, is_recorded_run, run_of
 from ludic.training import describe_computing, nearest_algorithm
@@ -315,6 +320,38 @@ def means_frames(name: str, rows: Sequence[Mapping[str, Any]], heading: str = ""
         accuracy = ["accuracy"] if any(row["accuracy"] is not None for row in rows) else []
         columns = (*keys, "num_rollouts", "reward_mean", *accuracy, "response_length_mean", *FRACTIONS)
         yield Frame(name, rows, columns, most=len(rows), has_heading=True, heading=heading)
+
+
+MOST_VALUES = 12
+"""Number of values of a column that have a row each in its table of rewards."""
+
+
+def rewards_frame(con: duckdb.DuckDBPyConnection, root: Root, column: str) -> Frame:
+    """Return the mean reward of the rollouts by a value of theirs, over groups, with its interval.
+
+    column: see ludic.root.sql.by_column. The values that most rollouts have come first; the heading counts the others.
+    """
+    found = rewards_by(con, root, column, MOST_VALUES)
+    rows = []
+    for row in found:
+        rewards = np.array(row["rewards"] or [], np.float64)
+        interval = clustered(rewards)
+        figures = {"estimate": interval.estimate, "low": interval.low, "high": interval.high}
+        rows.append({**row, "num_examples": len(rewards), **figures})
+    heading = f"Reward by {column}"
+    if found and found[0]["num_values"] > len(found):
+        num_left = found[0]["num_in_all"] - sum(row["num_rollouts"] for row in found)
+        others = f"{plural(found[0]['num_values'] - len(found), 'other')}, with {plural(num_left, 'rollout')}"
+        heading += f": the {len(found)} most frequent values, without {others}"
+    return Frame(
+        "rewards",
+        rows,
+        ("value", "num_rollouts", "num_examples", "estimate", "interval"),
+        most=MOST_VALUES,
+        heading=heading,
+        titles={"value": column, "num_examples": "groups", "estimate": "mean reward", "interval": "95% interval"},
+        derived={"interval": partial(interval_text, digits=3)},
+    )
 
 
 def _versions(rows: Sequence[Mapping[str, Any]]) -> Iterator[Part]:

@@ -3,6 +3,7 @@
 `ludic.app.show.watch` reads the state. The panel is at most 120 columns wide, and never wider than the terminal.
 """
 
+import io
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,6 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
@@ -20,15 +20,17 @@ from rich.table import Table
 from rich.text import Text
 
 from ludic.app.show.balance import MOST_WAITING, Balance, find_balance
-from ludic.base import RECORDED_ENV, Result, age, number, plural, size, sparkline
+from ludic.base import RECORDED_ENV, Result, age, number, open_console, plural, size, sparkline
 from ludic.base.results import printable
 from ludic.records import Row
 from ludic.root import CheckpointId, LeaseState, OtherTrainer, Policy, Root, other_trainer
 from ludic.run import (
+    LEAPS,
     Diagnostic,
     History,
     RunConfig,
     find_falls,
+    find_leaps,
     find_mismatch,
     find_sampling_diagnostics,
     find_shortage,
@@ -148,8 +150,11 @@ class RunStatus(Result):
         calls = self.calls if len(self.calls) > len(self.newest_calls) else self.newest_calls
         return find_balance(self.steps[-_BALANCE_STEPS:], calls)
 
-    def diagnostics(self) -> Iterator[Diagnostic]:
-        """Yield the diagnostics of the run that its newest metrics show."""
+    def diagnostics(self, *, of_all_steps: bool = False) -> Iterator[Diagnostic]:
+        """Yield the diagnostics of the run that its newest metrics show.
+
+        of_all_steps: far steps are those of all known steps, as in a run that has ended, instead of the newest.
+        """
         run, config = run_of(self.root), self.trainer.config if self.trainer else {}
         yield from find_sampling_diagnostics(self.newest_calls, run, self.history)
         yield from find_falls(self.history)
@@ -157,9 +162,19 @@ class RunStatus(Result):
         # Steps of earlier trainers had other settings: sft, say, learns without advantages.
         own_steps = [row for row in self.steps if self.trainer and row["attempt_id"] == self.trainer.attempt_id]
         yield from find_truncated_support(run, config)
-        yield from find_training_diagnostics(own_steps, config)
+        of_all_steps = of_all_steps or self._has_ended
+        for diagnostic in find_training_diagnostics(own_steps, config):
+            if not (of_all_steps and diagnostic.kind == LEAPS):
+                yield diagnostic
+        if of_all_steps:
+            yield from find_leaps(self.steps, config)
         yield from find_mismatch(own_steps, run, config)
         yield from find_shortage(self.steps, self.newest_calls, run, config)
+
+    @property
+    def _has_ended(self) -> bool:
+        lease = self.trainer.lease_state if self.trainer else None
+        return lease is not None and lease.state in ("ended", "dead")
 
 
 # --- The panel -------------------------------------------------------------------------------------------------------
@@ -221,6 +236,28 @@ def draw(status: RunStatus, columns: int = _MOST_COLUMNS) -> RenderableType:
     return Constrain(Panel(Group(*parts), title=title, expand=False), inner + _FRAME_WIDTH)
 
 
+_NARROW = 44
+"""Columns of bars and curves of a page, which wraps texts itself."""
+
+
+def as_texts(status: RunStatus) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the lines of the panel as names and texts, without diagnostics; and its tables, in full width."""
+    lines = [
+        (name, value.plain if isinstance(value, Text) else _text_of(value, _MOST_COLUMNS))
+        for name, value in _lines(status, _NARROW)
+        if name not in ("warning", "unreadable")
+    ]
+    has_calls = bool(status.newest_calls or status.calls)
+    tables = [by_environment(status, _MOST_COLUMNS), by_worker(status, _MOST_COLUMNS)] if has_calls else []
+    return lines, [_text_of(table, _MOST_COLUMNS) for table in tables]
+
+
+def _text_of(value: RenderableType, columns: int) -> str:
+    file = io.StringIO()
+    open_console(file=file, width=columns, color_system=None, force_jupyter=False).print(value)
+    return "\n".join(line.rstrip() for line in file.getvalue().rstrip("\n").splitlines())
+
+
 def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]]:
     """Yield names and their values. width: columns that a value may take."""
     run = run_of(status.root)
@@ -256,12 +293,11 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
         if not is_other or any(_seconds(recent).values()):
             yield "time", _where_time_goes(steps[-status.balance.num_steps :] if status.balance else recent, width)
         if status.balance is not None:
-            yield "balance", Text(str(status.balance))
+            advice = status.balance.advice(run.batches_ahead)
+            yield "balance", Text("; ".join(filter(None, (str(status.balance), advice))))
         if not is_other:
-            yield (
-                "waiting",
-                Text(f"{plural(steps[-1]['num_pending_groups'] or 0, 'group')} when the last step was planned"),
-            )
+            num_pending = steps[-1]["num_pending_groups"] or 0
+            yield "queue", Text(f"{plural(num_pending, 'finished group')} left for later steps after the last plan")
         if held_up := _waited_for(status.calls):
             yield "workers", Text(held_up)
     if not is_other or status.policy is not None:
@@ -269,7 +305,7 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
     if publishing := _publishing(recent, status.newest_calls):
         yield "publishing", Text(publishing)
     if num_at_risk := _most_at_risk(status.calls):
-        yield "at risk", Text(f"up to {plural(num_at_risk, 'episode')} if a worker is killed: those that it runs")
+        yield "at risk", Text(f"up to {plural(num_at_risk, 'running episode')}, if a worker is killed")
     if not is_other or status.checkpoint is not None:
         checkpoint = "none yet" if status.checkpoint is None else "step {1} of attempt {0}".format(*status.checkpoint)
         yield "checkpoint", Text(checkpoint)
@@ -304,16 +340,21 @@ def _trainer(status: RunStatus) -> Text:
     if trainer.lease_state is None:
         return text
     state, style = _STATES[trainer.lease_state.state]
+    if trainer.lease_state.state == "ended" and _is_cut_short(status):
+        state, style = "has ended before its last step; the command that started it continues the run", "yellow"
     return text.append(": ").append(state.format(unchanged=age(trainer.lease_state.unchanged_s)), style=style)
 
 
+def _is_cut_short(status: RunStatus) -> bool:
+    """Return whether the trainer has steps left, as far as they are known."""
+    num_steps = status.trainer.num_steps if status.trainer and status.trainer.other is None else None
+    return num_steps is not None and (not status.steps or status.steps[-1]["step"] < num_steps)
+
+
 def _seconds_since_creation(status: RunStatus) -> float | None:
-    """Return the seconds since the time in the run's uuid7; None if the run_id is not a UUID."""
-    try:
-        created_s = (UUID(status.root.run_id).int >> 80) / 1000
-    except ValueError:
-        return None
-    return max(0.0, status.at.timestamp() - created_s)
+    """Return the seconds since the run was created; None if its run_id has no time."""
+    created_at = status.root.created_at
+    return None if created_at is None else max(0.0, (status.at - created_at).total_seconds())
 
 
 def _progress(status: RunStatus, width: int) -> RenderableType:
@@ -416,7 +457,7 @@ def _speed(recent: Sequence[Row], status: RunStatus) -> str:
     if any(row["mfu"] is not None for row in recent):
         parts.append(f"MFU {_mean(recent, 'mfu'):.1%}")
     if (uneven := _mean(recent, "token_imbalance")) >= _UNEVEN:
-        parts.append(f"the fullest rank {uneven - 1:.0%} above the mean")
+        parts.append(f"the fullest rank has {uneven - 1:.0%} more tokens than the mean")
     return ", ".join([*parts, f"{rates(status.calls, status.at)['num_tokens'] / 60:,.0f} tokens/s sampled"])
 
 
@@ -432,7 +473,8 @@ def _where_time_goes(recent: Sequence[Row], width: int) -> Text:
     text.append(f"{'  ' if bar <= beside else chr(10)}{of_all}\n")
     text.append(_legend({name: value / total for name, value in seconds.items()}, width))
     if any(row["read_s"] is not None for row in recent):
-        text.append(f"\nbeside it: read {_mean(recent, 'read_s'):.2g} s, pack {_mean(recent, 'pack_s'):.2g} s")
+        times = f"read {_mean(recent, 'read_s'):.2g} s, pack {_mean(recent, 'pack_s'):.2g} s"
+        text.append(f"\nmeanwhile, for the next step: {times}")
     return text
 
 
@@ -476,7 +518,7 @@ def _policy(status: RunStatus) -> str:
     if status.policy is None:
         return "none published"
     age_s = (status.at - datetime.fromisoformat(status.policy.created_at)).total_seconds()
-    text = f"version {status.policy.version}, {age(max(0.0, age_s))} old"
+    text = f"version {status.policy.version}, published {age(max(0.0, age_s))} ago"
     if not status.steps or status.steps[-1]["off_policy_steps_mean"] is None:
         return text
     mean, largest = (status.steps[-1][f"off_policy_steps_{of}"] for of in ("mean", "max"))
@@ -492,7 +534,7 @@ def _publishing(recent: Sequence[Row], calls: Sequence[Row]) -> str:
     swaps = [row for row in calls if row["first_token_s"] is not None][-_RECENT_STEPS:]
     if swaps:
         first, fetch, load = (_mean(swaps, name) for name in ("first_token_s", "fetch_s", "load_s"))
-        parts.append(f"first token after {first:.2g} s (fetch {fetch:.2g} s, load {load:.2g} s)")
+        parts.append(f"workers sample with it after {first:.2g} s (fetch {fetch:.2g} s, load {load:.2g} s)")
     return "; ".join(parts)
 
 
@@ -506,7 +548,7 @@ def _waited_for(calls: Sequence[Row]) -> str:
     if sum(waits.values()) <= MOST_WAITING * total_s:
         return ""
     what = max(waits, key=waits.__getitem__)
-    names = {"budget": "the budget of open groups, which the trainer sets", "weights": "new weights"}
+    names = {"budget": "the trainer, which limits the number of open groups", "weights": "new weights"}
     return f"wait for {names.get(what, printable(what))}"
 
 
@@ -521,9 +563,9 @@ def _drops(recent: Sequence[Row], of: int) -> str:
     drops: Counter[str] = Counter()
     for row in recent:
         drops.update(dict(row["drops"] or {}))
-    what = ", ".join(f"{count:,} by {printable(reason)}" for reason, count in drops.most_common()) or "nothing"
-    newest = "the newest " if len(recent) < of else ""
-    return f"{what}, in {newest}{plural(len(recent), 'step')}"
+    newest = f"in {'the newest ' if len(recent) < of else ''}{plural(len(recent), 'step')}"
+    what = ", ".join(f"{count:,} by {printable(reason)}" for reason, count in drops.most_common())
+    return f"{what}, {newest}" if what else f"no rollouts {newest}"
 
 
 def _diagnostics(steps: Sequence[Row]) -> Iterator[tuple[str, Text]]:

@@ -7,6 +7,7 @@ model; without a tokenizer, as ids.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,7 +59,7 @@ class PrintOptions:
     """Advice on how to show omitted text."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Lookup(Result):
     """A rollout or a group found by its id. Prints as a readable conversation, or as a table of the group."""
 
@@ -68,22 +69,38 @@ class Lookup(Result):
     """Rows of the rollouts table, with their address: the rollout, or the rollouts of the group."""
     records: tuple[Rollout, ...]
     """The same rows as records."""
-    episode: list[dict[str, Any]]
-    """Rows of the rollout's episode, of all its agents; empty for a group."""
-    advantages: dict[str, float | None]
-    """Advantages in the first use of each row that is not superseded, by rollout_id."""
-    uses: list[dict[str, Any]]
-    """Rows of the ledger, superseded rows last."""
+    group: list[dict[str, Any]]
+    """Rows of the whole group."""
+    group_uses: list[dict[str, Any]]
+    """Rows of the ledger about the group, superseded rows last."""
     code: list[dict[str, Any]]
     """Rows of the view `code`: the environment and users' scorers that scored it, then the advantages of the attempts
     that considered it."""
     options: PrintOptions = field(default_factory=PrintOptions)
     """How it is printed."""
+    labels: list[dict[str, Any]] = field(default_factory=list)
+    """Labels of the rollout, oldest first; empty for a group, and where it is not looked up to be printed."""
 
     @property
     def record(self) -> Rollout:
         """The rollout; of a group, its first."""
         return self.records[0]
+
+    @cached_property
+    def episode(self) -> list[dict[str, Any]]:
+        """Rows of the rollout's episode, of all its agents; empty for a group."""
+        return [row for row in self.group if row["episode_id"] == self.rows[0]["episode_id"] and self.kind == "rollout"]
+
+    @cached_property
+    def uses(self) -> list[dict[str, Any]]:
+        """Rows of the ledger about `rows`, superseded rows last."""
+        shown = {row["rollout_id"] for row in self.rows}
+        return [use for use in self.group_uses if use["rollout_id"] in shown]
+
+    @cached_property
+    def advantages(self) -> dict[str, float | None]:
+        """Advantages of the group's rows by rollout_id, each in its first use that is not superseded."""
+        return {use["rollout_id"]: use["advantage"] for use in reversed(self.group_uses)}
 
     def tokens(self) -> "pl.DataFrame":
         """Return a row per response token: rollout_id, index, token_id, text, logprob (nats), reward and sampled.
@@ -107,7 +124,7 @@ class Lookup(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, as `ludic view --json` prints it."""
-        return {"kind": self.kind, "rows": self.rows, "uses": self.uses, "code": self.code}
+        return {"kind": self.kind, "rows": self.rows, "uses": self.uses, "code": self.code, "labels": self.labels}
 
     def print_to(self, console: Console) -> None:
         """Print for people."""
@@ -126,16 +143,30 @@ def print_found(console: Console, found: Lookup, options: PrintOptions) -> None:
     if found.kind == "rollout":
         for part in rollout_parts(found, options, load_token_reader(found.root), legend=is_coloured):
             console.print(part)
+        for part in label_lines(found.labels):
+            console.print(part)
     else:
         reader = None if all(row["messages"] for row in found.rows) else load_token_reader(found.root)
-        _print_group(console, [_with_messages(row, reader) for row in found.rows], found.uses, options)
+        _print_group(console, [with_messages(row, reader) for row in found.rows], found.uses, options)
+
+
+def label_lines(labels: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
+    """Yield a line for each label, below a title; nothing without labels."""
+    if labels:
+        yield _rule("labels")
+    for label in labels:
+        mark = label["text"] or (number(label["value"]) if label["value"] is not None else "")
+        line = (
+            f"{label['name']} {mark}  by {label['author']}, {label['created_at']:%Y-%m-%d %H:%M}  {label['note'] or ''}"
+        )
+        yield Text(printable(line))
 
 
 def rollout_parts(
     found: Lookup, options: PrintOptions, reader: TokenReader, *, legend: bool = True
 ) -> Iterator[RenderableType]:
     """Yield all that is known of a rollout, from top to bottom. legend: explain the colours of its tokens."""
-    row, uses = _with_messages(found.rows[0], reader), found.uses
+    row, uses = with_messages(found.rows[0], reader), found.uses
     yield pairs({name: _shorten(value, options) for name, value in _summary(row, uses).items()})
     if len(found.episode) > 1:
         yield _rule("episode")
@@ -153,7 +184,7 @@ def rollout_parts(
     if not uses:
         yield Text("no gradient step has considered it yet")
     for use in uses:
-        yield Text(_use_text(use), style="dim" if use["superseded"] else "")
+        yield Text(use_text(use), style="dim" if use["superseded"] else "")
     if found.code:
         yield _rule("code")
         yield pairs(_code_lines(found.code))
@@ -161,12 +192,12 @@ def rollout_parts(
     yield pairs(
         {
             name: _shorten(value, options)
-            for name, value in _origin(row, is_recorded=is_recorded_run(found.root)).items()
+            for name, value in origin_of(row, is_recorded=is_recorded_run(found.root)).items()
         }
     )
 
 
-def _with_messages(row: dict[str, Any], reader: TokenReader | None) -> dict[str, Any]:
+def with_messages(row: dict[str, Any], reader: TokenReader | None) -> dict[str, Any]:
     """Return a row; one that another program recorded without messages gets the texts of its tokens as such."""
     if row["messages"] or reader is None:
         return row
@@ -213,7 +244,7 @@ def _summary(row: dict[str, Any], uses: Sequence[dict[str, Any]]) -> dict[str, s
         "wanted": row["wanted"],
         "correct": None if row["correct"] is None else cell(row["correct"]).plain,
         **{name: cell(row[name]).plain for name in extra_names(list(row)) if row[name] is not None},
-        "end": _end_in_full(row),
+        "end": end_in_full(row),
         "error": row["error"],
         "length": f"{plural(row['num_turns'], 'turn')}, {row['prompt_length']} prompt tokens, "
         f"{row['response_length']} response tokens, {row['action_length']} of them sampled",
@@ -221,22 +252,23 @@ def _summary(row: dict[str, Any], uses: Sequence[dict[str, Any]]) -> dict[str, s
     return {name: value for name, value in lines.items() if value}
 
 
-def _cause(row: Row) -> str | None:
+def cause_of(row: Row) -> str | None:
+    """Return why a row's last answer ended; see ludic.records.ended_by."""
     return ended_by(row["truncation_reason"], row["finish_reason"], row["parse_error"])
 
 
 def _other_causes(row: Row) -> list[str]:
     """Return problems of answers besides the end: parse failures, and cut answers before the last."""
     if row["incomplete_completion"]:
-        return [] if _cause(row) == MAX_TOKENS else ["an answer was cut at max_tokens"]
+        return [] if cause_of(row) == MAX_TOKENS else ["an answer was cut at max_tokens"]
     return ["parse error"] if row["parse_error"] else []
 
 
-def _end_in_full(row: Row) -> str:
+def end_in_full(row: Row) -> str:
     """Return how the episode and its last answer ended; a cause is named once."""
     flags = [name for name in ("terminated", "truncated") if row[name]]
     reasons = [f"{name} {row[name]}" for name in ("truncation_reason", "finish_reason") if row[name]]
-    if (cause := _cause(row)) == MAX_TOKENS:
+    if (cause := cause_of(row)) == MAX_TOKENS:
         flags, reasons = [name for name in flags if name == "terminated"], [f"cut at {cause}"]
     return ", ".join([*flags, *reasons, *_other_causes(row)])
 
@@ -249,7 +281,7 @@ _CAPTURES = {
 """Note on the logprobs of a row by its `capture`; none for the sampler's own logprobs."""
 
 
-def _origin(row: dict[str, Any], *, is_recorded: bool) -> dict[str, str]:
+def origin_of(row: dict[str, Any], *, is_recorded: bool) -> dict[str, str]:
     """Return where a row comes from: group, weights, sampling settings, time and file."""
     last = row["policy_version_last"]
     versions = f"{row['policy_version']}" + (f" to {last}" if last != row["policy_version"] else "")
@@ -287,7 +319,7 @@ def _shorten(text: str, options: PrintOptions) -> str:
     return f"{text[:half]}\n… {left_out:,} characters left out; {options.to_see_all} …\n{text[-half:]}"
 
 
-def _conversation(messages: list[dict[str, Any]], options: PrintOptions) -> Iterator[Text]:
+def _conversation(messages: Sequence[Row], options: PrintOptions) -> Iterator[Text]:
     for message in messages:
         name = f" {printable(message['name'])}" if message["name"] else ""
         text = Text(f"{printable(message['role'])}{name}  ", style="bold cyan")
@@ -335,12 +367,13 @@ def _environment_steps(row: Row, options: PrintOptions) -> Table:
             " ".join(map(str, step["agent_steps"])),
             "-" if step["reward"] is None else number(step["reward"]),
             Text(printable(_shorten(step["next_observation"] or "", options))),
-            _end_of_step(step, row["agent_steps"]),
+            end_of_step(step, row["agent_steps"]),
         )
     return table
 
 
-def _end_of_step(step: Row, agent_steps: Sequence[Row]) -> str:
+def end_of_step(step: Row, agent_steps: Sequence[Row]) -> str:
+    """Return whether and why a step of the environment ended the episode; empty if it did not."""
     ends = [name for name in ("terminated", "truncated") if step[name]]
     reason = dict(step["info"]).get("truncation_reason")
     if reason and step["agent_steps"]:
@@ -363,7 +396,8 @@ def _code_lines(code: list[dict[str, Any]]) -> dict[str, str]:
     return {name: printable(text) for name, text in lines.items()}
 
 
-def _use_text(use: dict[str, Any]) -> str:
+def use_text(use: dict[str, Any]) -> str:
+    """Return a line about a row of the ledger: what a gradient step did with a rollout, or why not."""
     verdict = "used" if use["used"] else f"dropped by {use['reason']}"
     advantage = (
         "" if use["advantage"] is None else f", advantage {use['advantage']:+.6g}, weight {number(use['weight'])}"
@@ -390,7 +424,7 @@ def _print_group(
             }
         )
     )
-    for part in _conversation(_prompt_of(first["messages"]), options):
+    for part in _conversation(prompt_of(first["messages"]), options):
         console.print(part)
     use_of = {use["rollout_id"]: use for use in reversed(uses)}
     titles = ("", "agent", "rollout (its end)", ">reward", "correct", ">advantage", ">tokens", "finish", "training")
@@ -426,16 +460,13 @@ def _shown_answers(rows: list[dict[str, Any]], options: PrintOptions) -> Iterato
         yield from (("best", scored[-1]), ("worst", scored[0]))
 
 
-def _prompt_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def prompt_of(messages: Sequence[Row]) -> list[Row]:
     """Return the messages before the first answer."""
     return list(takewhile(lambda message: message["role"] != "assistant", messages))
 
 
 def _group_line(row: dict[str, Any], use: dict[str, Any] | None) -> list[Text]:
-    ends = row["error"] or _cause(row)
-    training = "not considered" if use is None else f"step {use['step']}" if use["used"] else use["reason"]
-    if use is not None and use["superseded"]:  # by each of its uses, since superseded ones are last
-        training = f"superseded, {training}"
+    ends = row["error"] or cause_of(row)
     advantage = use["advantage"] if use else None
     values = [
         str(row["group_index"]),
@@ -446,9 +477,17 @@ def _group_line(row: dict[str, Any], use: dict[str, Any] | None) -> list[Text]:
         "-" if advantage is None else f"{advantage:+.4g}",
         str(row["response_length"]),
         ends or "-",
-        training,
+        fate_of(use),
     ]
     return [cell(value, most=30) for value in values]
+
+
+def fate_of(use: dict[str, Any] | None) -> str:
+    """Return what training did with a row in its first use: the step, or the reason of its drop."""
+    if use is None:
+        return "not considered"
+    fate = f"step {use['step']}" if use["used"] else str(use["reason"])
+    return f"superseded, {fate}" if use["superseded"] else fate  # by each of its uses, since superseded ones are last
 
 
 # --- An episode of several rows as a tree: agents, their tools, delegated tasks, and credit ------------
@@ -475,14 +514,14 @@ def _add_row(tree: Tree, row: Row, rows: Sequence[Row], shown_id: str, advantage
     for step in row["agent_steps"]:
         for call in step["tool_calls"]:
             branch = node.add(Text(_short_call(call), style="magenta"))
-            for child in _children_of(call, children):
+            for child in children_of(call, children):
                 children.remove(child)
                 _add_row(branch, child, rows, shown_id, advantages)
     for child in children:
         _add_row(node, child, rows, shown_id, advantages)
 
 
-def _children_of(call: Row, children: Sequence[Row]) -> list[Row]:
+def children_of(call: Row, children: Sequence[Row]) -> list[Row]:
     """Return the rows of the agent that worked on a task: its first row by the task's text, and those rewritten."""
     task = _task(call)
     first = next((i for i, row in enumerate(children) if task is not None and task == _question(row)), None)
@@ -524,8 +563,8 @@ def _headline(row: Row, advantage: float | None) -> str:
 def _end_of(row: Row) -> str:
     if row["error"]:
         return f"failed: {left_out(row['error'], _TREE_EXCERPT)}"
-    is_limited = row["truncated"] or _cause(row) == MAX_TOKENS
-    end = "terminated" if row["terminated"] else (_cause(row) if is_limited else None) or "not ended"
+    is_limited = row["truncated"] or cause_of(row) == MAX_TOKENS
+    end = "terminated" if row["terminated"] else (cause_of(row) if is_limited else None) or "not ended"
     return ", ".join([end, *_other_causes(row)])
 
 

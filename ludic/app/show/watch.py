@@ -40,9 +40,9 @@ from ludic.root import (
     read_attempt,
     read_lease,
 )
-from ludic.root.rows import MetricsTail, list_files, list_versions, read_columns
+from ludic.root.rows import MetricsTail, list_files, list_versions, read_columns, steps_that_count
 from ludic.root.weights import latest_policy, read_policy
-from ludic.run import LEAPS, Diagnostic, DiagnosticLog, History, VersionSamples, find_leaps
+from ludic.run import Diagnostic, DiagnosticLog, History, VersionSamples
 
 logger = logging.getLogger("ludic.run")
 
@@ -152,10 +152,7 @@ def _if_sound(read: Callable[[], Found | None], unreadable: list[str]) -> Found 
 
 def stored_diagnostics(root: Root, rows: Iterable[Row]) -> list[Diagnostic]:
     """Return the diagnostics of a run, those of far steps over all steps. rows: of its metrics."""
-    status = Watcher(root.url, lambda: rows).poll()
-    config = status.trainer.config if status.trainer else {}
-    newest = [diagnostic for diagnostic in status.diagnostics() if diagnostic.kind != LEAPS]
-    return [*newest, *find_leaps(status.steps, config)]
+    return list(Watcher(root.url, lambda: rows).poll().diagnostics(of_all_steps=True))
 
 
 def _history(sampled: Iterable[VersionSamples], steps: Sequence[Row]) -> History:
@@ -212,15 +209,6 @@ def _eval_means(version: int, rows: pa.Table) -> list[EvalMeans]:
         )
         for row in means_of_evaluation(rows)
     ]
-
-
-def steps_that_count(rows: Mapping[CheckpointId, Row]) -> list[Row]:
-    """Return rows in order of steps, without steps that a later attempt has trained again."""
-    kept: list[Row] = []
-    for (_, step), row in sorted(rows.items(), reverse=True):
-        if not kept or step < kept[-1]["step"]:
-            kept.append(row)
-    return kept[::-1]
 
 
 def describe_step(row: Mapping[str, Any]) -> str:

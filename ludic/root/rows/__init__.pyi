@@ -64,7 +64,9 @@ from .tables import metrics_file_names as metrics_file_names
 from .tables import metrics_row as metrics_row
 from .tables import put_label as put_label
 from .tables import put_table as put_table
+from .tables import read_metrics as read_metrics
 from .tables import read_reference_index as read_reference_index
+from .tables import steps_that_count as steps_that_count
 from .tables import to_token_stats as to_token_stats
 from .tables import write_reference as write_reference
 from .tombstones import list_quarantined as list_quarantined

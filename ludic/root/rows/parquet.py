@@ -249,7 +249,7 @@ _STATISTICS = ["group_id", "rollout_id", "policy_version", "env_name", "created_
 # Texts that may be long. Compressing all other columns too, of a few bytes per row each, would save 0.01 bytes a token,
 # and make the encoding of one group take two thirds longer.
 _LONG_TEXTS = {
-    *("rollout_id", "episode_id", "error", "traceback"),
+    *("rollout_id", "episode_id", "error", "traceback", "example_columns"),
     *("content", "action", "observation", "next_observation", "arguments", "result", "value"),
 }
 _PLAIN_OPTIONS = {"compression": "zstd", "compression_level": 1}
@@ -473,11 +473,14 @@ def _parse_known(source: BinaryIO, end: bytes, where: str) -> tuple[pq.FileMetaD
     return found
 
 
-def decode(data: bytes, where: str, table: str) -> pa.Table:
-    """Return all rows of a small file of a table. Raises SchemaError, naming `where`, if it is broken or too large."""
+def decode(data: bytes, where: str, table: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return all rows of a small file of a table. Raises SchemaError, naming `where`, if it is broken or too large.
+
+    columns: to decode, of those that the file has; None decodes all.
+    """
     try:
         with open_checked(io.BytesIO(data), where, table) as (file, checked):
-            rows = read_within(file, range(file.num_row_groups), None, where, MOST_FILE_BYTES)
+            rows = read_within(file, range(file.num_row_groups), columns, where, MOST_FILE_BYTES)
             if checked:
                 checked.check_rest()
     except SchemaError:

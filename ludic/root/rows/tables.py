@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from ludic.base import storable
 from ludic.errors import ConfigError, SchemaError, StoreError
-from ludic.records import NULL_PARTITION, Row, arrow_schema, check_schema, conform, new_id
+from ludic.records import NULL_PARTITION, Row, arrow_schema, as_schema, check_schema, conform, new_id, plain_rows
 from ludic.root.catalogue import (
     LABELS,
     METRICS,
@@ -41,6 +41,7 @@ from ludic.root.catalogue import (
     Table,
     UuidName,
 )
+from ludic.root.json_records import CheckpointId
 from ludic.root.root import Root
 from ludic.root.rows.files import check_worker_id
 from ludic.root.rows.parquet import (
@@ -291,7 +292,7 @@ class MetricsTail:
 
     def poll(self) -> list[dict[str, Any]]:
         """Return new rows of this run, in no particular order; a broken file is left out. Raises as TableTail.poll."""
-        rows = (row for _, table in self._tail.poll() for row in table.to_pylist())
+        rows = (row for _, table in self._tail.poll() for row in plain_rows(table))
         return [row for row in rows if row["run_id"] in (None, self._run_id)]
 
 
@@ -299,6 +300,28 @@ def metrics_file_names(root: Root) -> dict[str, list[str]]:
     """Return the names of the files of each writer, train-ID or worker-ID, in the order in which they were written."""
     by_writer = itertools.groupby(METRICS.listed(root), key=lambda file: file[:2])
     return {"-".join(writer): [METRICS.name(file) for file in of_writer] for writer, of_writer in by_writer}
+
+
+def read_metrics(root: Root, name: str, columns: Sequence[str]) -> list[Row]:
+    """Return columns of the rows of one file, in its order, and run_id; a column that the file lacks is None.
+
+    Rows of another run are left out. Raises FileNotFoundError if there is no such file, SchemaError if it is broken,
+    StoreError if the filesystem fails.
+    """
+    where, wanted = f"{root.url}/{name}", [*columns, "run_id"]
+    table = decode(root.read(name), where, METRICS.table, wanted)
+    fields = pa.schema([arrow_schema(METRICS.table).field(column) for column in wanted])
+    rows = plain_rows(as_schema(table, fields, where))
+    return [row for row in rows if row["run_id"] == root.run_id]
+
+
+def steps_that_count(rows: Mapping[CheckpointId, Row]) -> list[Row]:
+    """Return rows in order of steps, without steps that a later attempt has trained again."""
+    kept: list[Row] = []
+    for (_, step), row in sorted(rows.items(), reverse=True):
+        if not kept or step < kept[-1]["step"]:
+            kept.append(row)
+    return kept[::-1]
 
 
 # --- scores/ --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ DuckDB's error, unless it is left out by name.
 
 import atexit
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from typing import Any, Protocol, Self, TypeGuard, clear_overloads
@@ -21,6 +21,7 @@ import pyarrow as pa
 from ludic.errors import QueryError
 from ludic.records import rollouts_schema
 from ludic.root.root import Root
+from ludic.root.sql.kept_ledger import KeptLedger
 from ludic.root.sql.library import create_macros, escape_glob, quote_list
 from ludic.root.sql.listed_files import Snapshot
 from ludic.root.sql.root_views import create_views
@@ -89,13 +90,19 @@ def _refuse_different_columns(roots: Sequence[Root]) -> None:
 
 _QUERY_WORDS = ("select", "from", "with", "pivot", "unpivot", "values", "describe", "show", "summarize", "(")
 _LEADING_COMMENTS = re.compile(r"(\s+|--[^\n]*(\n|$)|/\*.*?\*/)*", re.DOTALL)
+_WRITING_WORD = re.compile(r"\b(insert|update|delete|copy|merge)\b", re.IGNORECASE)
+_WRITING_PART = re.compile(r'"type":"(?!SELECT_)[A-Z]+_QUERY_NODE"')  # JSON escapes the quotes of a text
 _EXPLAIN = re.compile(r"explain(\s*\([^)]*\)|\s+analyze\b)?", re.IGNORECASE)
 
+_ledgers: WeakKeyDictionary[duckdb.DuckDBPyConnection, list[KeptLedger]] = WeakKeyDictionary()
 _snapshots: WeakKeyDictionary[duckdb.DuckDBPyConnection, list[Snapshot]] = WeakKeyDictionary()
 
 
 def connect(
-    *roots: RootLike | Iterable[RootLike], without: Iterable[str] = (), sealed: bool = False
+    *roots: RootLike | Iterable[RootLike],
+    without: Iterable[str] = (),
+    sealed: bool = False,
+    memory_bytes: int | None = None,
 ) -> duckdb.DuckDBPyConnection:
     """Return an in-memory DuckDB with a view for each table of one or several runs.
 
@@ -107,24 +114,33 @@ def connect(
     without: names below each root of Parquet files to leave out, such as those that can't be read.
     sealed: DuckDB opens files of these roots and no others, loads no extension and keeps its settings. A statement can
     still write into the roots, by COPY or ATTACH, for example: `check_only_reads` refuses such statements.
+    memory_bytes: memory of all queries together, which then write nothing to disk; None leaves DuckDB's limit.
     """
     opened, without = open_roots(roots), list(without)
     con = open_duckdb()
+    if memory_bytes is not None:
+        con.execute(f"set memory_limit = '{memory_bytes} B'")
+        con.execute("set temp_directory = ''")
     snapshots = [Snapshot(root, without) for root in opened]
     urls = create_views(con, opened, snapshots, without)
     # Refresh last: DuckDB requests the files when it creates a view, although it needs only the columns.
     for snapshot in snapshots:
         snapshot.refresh()
     _snapshots[con] = snapshots
+    if not without:  # broken files are few, and those that look for them ask once
+        numbered = enumerate(zip(opened, urls, strict=True))
+        _ledgers[con] = [KeptLedger(root, number, url) for number, (root, url) in numbered]
     if sealed:
         seal(con, [*urls, *(str(folder) for snapshot in snapshots for folder in snapshot.folders())])
     return con
 
 
 class Connections:
-    """Connections to roots, each opened once, by URL; as a context manager, it closes them."""
+    """Connections to roots, each opened once, by URL; as a context manager, it closes those that it opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, lent: Mapping[str, duckdb.DuckDBPyConnection] | None = None) -> None:
+        """lent: open connections by the URL of their root, which stay open."""
+        self._lent = dict(lent or {})
         self._opened: dict[str, duckdb.DuckDBPyConnection] = {}
 
     def __enter__(self) -> Self:
@@ -136,6 +152,8 @@ class Connections:
 
     def to(self, root: Root) -> duckdb.DuckDBPyConnection:
         """Return the connection to one root."""
+        if root.url in self._lent:
+            return self._lent[root.url]
         if root.url not in self._opened:
             self._opened[root.url] = connect(root)
         return self._opened[root.url]
@@ -154,9 +172,11 @@ def check_only_reads(con: duckdb.DuckDBPyConnection, sql: str) -> None:
     """Raise QueryError for a statement that is not a query. Raises duckdb.Error for text that is not SQL."""
     for statement in con.extract_statements(sql):
         if not _is_query(con, statement):
+            is_select = statement.type == duckdb.StatementType.SELECT
+            found = "SELECT with a part that writes" if is_select else statement.type.name
             raise QueryError(
-                f"{statement.type.name} is not a query; wanted SELECT, FROM, WITH, PIVOT, DESCRIBE, SHOW, SUMMARIZE or "
-                "EXPLAIN of one of these"
+                f"{found} is not a query; wanted SELECT, FROM, WITH, PIVOT, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN of "
+                "one of these"
             )
 
 
@@ -171,7 +191,17 @@ def _is_query(con: duckdb.DuckDBPyConnection, statement: duckdb.Statement) -> bo
         return all(_is_query(con, inner) for inner in explained)
     # PIVOT becomes several statements, also inside of a COPY.
     is_pivot = statement.type == duckdb.StatementType.MULTI and text.lower().startswith(_QUERY_WORDS)
-    return is_pivot or statement.type == duckdb.StatementType.SELECT
+    return (is_pivot or statement.type == duckdb.StatementType.SELECT) and not _writes(con, text)
+
+
+def _writes(con: duckdb.DuckDBPyConnection, query: str) -> bool:
+    """Return whether a query has a part that writes, such as `with x as (copy ... to ...) from x`."""
+    if not _WRITING_WORD.search(query):
+        return False
+    # DuckDB's own parser says it: another one would read strings, comments and spaces in another way.
+    [(tree,)] = con.execute("select json_serialize_sql($query)", {"query": query}).fetchall()
+    is_known = tree.startswith('{"error":false')  # PIVOT has no tree
+    return _WRITING_PART.search(tree) is not None if is_known else query.lower().startswith("with")
 
 
 def refresh(con: duckdb.DuckDBPyConnection) -> None:
@@ -183,6 +213,19 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
         raise QueryError("refresh needs a connection that ludic.connect returned, not a cursor of one")
     for snapshot in _snapshots[con]:
         snapshot.refresh()
+
+
+def renew(con: duckdb.DuckDBPyConnection) -> None:
+    """Do as `refresh` does, but list the files in this call, so that no query waits for it. Raises QueryError.
+
+    From then on the ledger is in memory, as of the last call, so that no query reads its files again.
+    """
+    if con not in _snapshots:
+        raise QueryError("renew needs a connection that ludic.connect returned, not a cursor of one")
+    for snapshot in _snapshots[con]:
+        snapshot.renew()
+    for ledger in _ledgers.get(con, ()):
+        ledger.renew(con)
 
 
 def open_duckdb() -> duckdb.DuckDBPyConnection:

@@ -15,6 +15,7 @@ import duckdb
 import pyarrow as pa
 
 from ludic.errors import QueryError, one_line
+from ludic.records import plain_rows
 from ludic.root.root import Root
 from ludic.root.sql.connection import check_only_reads, connect, open_duckdb, seal
 from ludic.root.sql.library import reason_of, required_columns, run_query, where_filter
@@ -56,15 +57,35 @@ def result_of(
     unsafe: bool = False,
 ) -> Iterator[pa.RecordBatchReader]:
     """Yield the result of a query on a connection of `connect(roots, sealed=True)`, as `open_result` does."""
+    with _guarded(con, roots, query, unsafe=unsafe):
+        relation = con.sql(query, params=params or None)
+        if relation is None:
+            yield pa.table({}).to_reader()
+        else:
+            yield _with_unique_names(relation.to_arrow_reader(rows_a_batch))
+
+
+def rows_of(
+    con: duckdb.DuckDBPyConnection, roots: Sequence[Root], query: str, params: Params = ()
+) -> list[dict[str, Any]]:
+    """Return the rows of a query that may only read, whose columns have different names, as dicts. For few rows.
+
+    It takes 10 ms less than `result_of`, for which DuckDB binds the query twice: the views have many columns.
+    """
+    with _guarded(con, roots, query, unsafe=False):
+        found = con.execute(query, params or None)
+        names = [column[0] for column in found.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+
+@contextmanager
+def _guarded(con: duckdb.DuckDBPyConnection, roots: Sequence[Root], query: str, *, unsafe: bool) -> Iterator[None]:
+    """Refuse a query that does not only read, and explain the errors of the block."""
     try:
         with interrupted_by_ctrl_c(con):
             if not unsafe:
                 _check_only_reads(con, query)
-            relation = con.sql(query, params=params or None)
-            if relation is None:
-                yield pa.table({}).to_reader()
-            else:
-                yield _with_unique_names(relation.to_arrow_reader(rows_a_batch))
+            yield
     except (duckdb.PermissionException, duckdb.InvalidInputException) as error:
         if not _SEALED.search(str(error)):
             raise QueryError(explain(error, *roots)) from error
@@ -73,6 +94,10 @@ def result_of(
         ) from error
     except (duckdb.Error, pa.ArrowException) as error:
         raise QueryError(explain(error, *roots)) from error
+    except OSError as error:
+        if error.errno is not None:  # of a file or a pipe that the rows are written to
+            raise
+        raise QueryError(explain(error, *roots)) from error  # of Arrow, such as for a batch of more than 2 GB of text
 
 
 def _check_only_reads(con: duckdb.DuckDBPyConnection, query: str) -> None:
@@ -122,7 +147,7 @@ def _is_not_of_polars(kind: pa.DataType) -> bool:
 
 def ask(con: duckdb.DuckDBPyConnection, root: Root, sql: str, params: Mapping[str, Any] | None = None) -> list[dict]:
     """Return the rows of a query as dicts. Raises QueryError if it fails."""
-    return ask_table(con, root, sql, params).to_pylist(maps_as_pydicts="lossy")
+    return plain_rows(ask_table(con, root, sql, params), maps_as_dicts=True)
 
 
 def ask_table(

@@ -299,23 +299,34 @@ def _stored_rows(
     con: duckdb.DuckDBPyConnection, tables: list[str], number: int, row: FileKind[Any], values: Mapping[str, str]
 ) -> dict[str, str]:
     """Return SQL of the rows in a row's files: `stored`, a table; `columns`, their names; `types`, of records."""
+    files = f"files_of_{number}({quote(row.kind)})"
+    without = f"where not list_contains({values['without']}, filename)"
     if isinstance(row, Table):
         schema, former = arrow_schema(row.table), former_names(row.table)
         older = [pa.field(old, schema.field(new).type) for new, old in former.items()]
         made = _add_empty_table(con, tables, number, row.kind, pa.schema([*schema, *older]))
-        read_as = {new: f'coalesce("{new}", "{old}") as "{new}"' for new, old in former.items()}
         made["columns"] = ", ".join(f'"{name}"' for name in schema.names)
-        selected = ", ".join(read_as.get(name, f'"{name}"') for name in schema.names)
-        read, how = "read_parquet", f"schema = {made['schema']}"
-    else:
-        assert isinstance(row, Records), f"{row.kind} has no rows"
-        made = _add_empty_table(con, tables, number, row.kind, _schema_of_record(row))
-        read, how, selected = "read_json", f"columns = {made['types']}", made["columns"]
-    options = f"{how}, filename = true, hive_partitioning = false, allow_empty = true"
-    files = f"{read}(files_of_{number}({quote(row.kind)}), {options})"
-    without = f"where not list_contains({values['without']}, filename)"
-    stored = f"from {values['empty']}.{row.kind} union all by name from {files}"
-    return made | {"stored": f"(select {selected} from ({stored}) {without})"}  # noqa: S608
+        return made | {"stored": f"({rows_of_files(row, number, files)} {without})"}
+    assert isinstance(row, Records), f"{row.kind} has no rows"
+    made = _add_empty_table(con, tables, number, row.kind, _schema_of_record(row))
+    read = f"read_json({files}, columns = {made['types']}, {_READ_OPTIONS})"
+    stored = f"from {values['empty']}.{row.kind} union all by name from {read}"
+    return made | {"stored": f"(select {made['columns']} from ({stored}) {without})"}  # noqa: S608
+
+
+_READ_OPTIONS = "filename = true, hive_partitioning = false, allow_empty = true"
+
+
+def rows_of_files(row: Table[Any], number: int, files: str, also: str = "") -> str:
+    """Return a SELECT of the rows of a table's files of root `number`, under their present names. files: SQL of a list.
+
+    A predicate may follow it; `filename` is the name of a row's file. also: SQL of other columns, with a comma.
+    """
+    names, former = arrow_schema(row.table).names, former_names(row.table)
+    read_as = {new: f'coalesce("{new}", "{old}") as "{new}"' for new, old in former.items()}
+    selected = ", ".join(read_as.get(name, f'"{name}"') for name in names)
+    read = f"read_parquet({files}, schema = schema_of_{row.kind}_{number}(), {_READ_OPTIONS})"
+    return f"select {also}{selected} from (from empty_{number}.{row.kind} union all by name from {read})"  # noqa: S608
 
 
 def unreadable_records(root: Root) -> dict[str, str]:
@@ -343,10 +354,19 @@ def _record_problem(root: Root, row: Records[Any, Any], name: str) -> str | None
         value = getattr(record, column.name)
         try:
             if value is not None and not pa.types.is_string(column.type):
-                pa.scalar(datetime.fromisoformat(value) if pa.types.is_timestamp(column.type) else value, column.type)
-        except (ValueError, OverflowError, pa.ArrowException) as error:
+                _check_fits(value, column.type)
+        except (ValueError, OverflowError) as error:
             return f"{root.url}/{name}: {column.name} is {value!r}, wanted {column.type} ({one_line(error)})"
     return None
+
+
+def _check_fits(value: Any, type_: pa.DataType) -> None:
+    """Raise ValueError for a text that is no time, OverflowError for a number that does not fit."""
+    # pa.scalar imports pandas if it is installed, which takes half a second.
+    if pa.types.is_timestamp(type_):
+        datetime.fromisoformat(value)
+    elif not -(1 << type_.bit_width - 1) <= value < 1 << type_.bit_width - 1:
+        raise OverflowError(f"it does not fit into {type_.bit_width} bits")
 
 
 def _schema_of_record(row: Records[Any, Any]) -> pa.Schema:

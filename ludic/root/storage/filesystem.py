@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from glob import has_magic
 from pathlib import Path, PurePosixPath
@@ -278,12 +279,31 @@ class Storage:
                 return sorted(map(self._below, self._try(name, lambda: local.folders(self.path, name))))
             except FileNotFoundError:
                 return []
+        return [f"{name}/{folder}".lstrip("/") for folder in self.entries(name)[1]]
+
+    def entries(self, name: str) -> tuple[builtins.list[str], builtins.list[str]]:
+        """Return the own names of the files and of the folders directly below a folder of an object store, sorted.
+
+        Takes one listing with a delimiter, which reads nothing below these folders. Empty if there is no such folder.
+        """
+        assert not self.is_local, "a local folder has links, which `folders` and `list` check"
+        name = name.strip("/")
         try:
-            entries = self._try(name, lambda: self.fs.ls(self.at(name), detail=True))
+            found = self._try(name, lambda: self.fs.ls(self.at(name).rstrip("/"), detail=True))
         except FileNotFoundError:
-            return []
-        found = (self._below(entry["name"]).removesuffix("/") for entry in entries if entry["type"] == "directory")
-        return sorted(folder for folder in found if is_path(folder) and folder != name)
+            return [], []
+        below = {self._below(entry["name"]).removesuffix("/"): entry["type"] for entry in found}
+        paths = sorted(path for path in below if is_path(path) and path != name)
+        folders = [path.rpartition("/")[2] for path in paths if below[path] == "directory"]
+        return [path.rpartition("/")[2] for path in paths if below[path] != "directory"], folders
+
+    def modified(self, name: str) -> datetime | None:
+        """Return when a file was written, by the filesystem's clock; None if the filesystem does not say."""
+        try:
+            found = self._try(name, lambda: self.fs.modified(self.at(name)))
+        except NotImplementedError:
+            return None
+        return found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
 
     def put_if_absent(self, name: str, data: Content) -> bool:
         """Create a file. Returns False if it exists with other content.

@@ -156,7 +156,8 @@ class ObstoreS3(S3):
         store, key = self._store(path)
         with suppress(FileNotFoundError):
             if key:
-                return {"name": path, "size": obstore.head(store, key)["size"], "type": "file"}
+                head = obstore.head(store, key)
+                return {"name": path, "size": head["size"], "type": "file", "LastModified": head["last_modified"]}
         with suppress(obstore.exceptions.InvalidPathError):  # a key that is not a path, so there is one
             if not any(obstore.list(store, key or None)):
                 raise FileNotFoundError(path)

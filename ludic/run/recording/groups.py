@@ -49,6 +49,7 @@ class Defaults:
     env_name: str
     extra_columns: Mapping[str, str]
     """The run's own columns, type by name."""
+    max_column_characters: int
     policy_version: int
     episode_numbers: Iterator[int]
     """Counter of episodes of this recorder; each number is used once."""
@@ -161,7 +162,8 @@ def _rollout(given: dict[str, Any], is_last: bool, where: str, defaults: Default
     if "response_logprobs" not in arrays and given.setdefault("capture", "ids") in ("sampler", "trainer"):
         reason = f"there are no response_logprobs, and capture is {given['capture']!r}; wanted ids or text then"
         raise InvalidBatchError(f"{where}: {reason}")
-    columns = episode_columns(given, defaults.sampled_with)
+    most = defaults.max_column_characters
+    columns = episode_columns(given, defaults.sampled_with, max_column_characters=most)
     if "agent_steps" not in columns and "action_mask" not in arrays:
         columns["agent_steps"] = _one_step(columns, len(arrays["response_tokens"]))
     columns.setdefault("num_turns", max(1, len(columns.get("agent_steps", ()))))

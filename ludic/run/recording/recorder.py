@@ -234,6 +234,7 @@ class Recorder:
                 sampled_with={name: getattr(self._run, name) for name in SAMPLED_WITH},
                 env_name=self._run.env[0],
                 extra_columns=self._run.extra_columns,
+                max_column_characters=self._run.max_column_characters,
                 policy_version=self.version,
                 episode_numbers=self._episode_numbers,
             )

@@ -9,7 +9,7 @@ import numpy as np
 
 from ludic.base import left_out, shortened
 from ludic.errors import RefusedRecordError
-from ludic.records import LARGEST_REWARD, MOST_WANTED_CHARACTERS
+from ludic.records import LARGEST_REWARD, MOST_WANTED_CHARACTERS, cut_columns
 from ludic.run.config import SAMPLING
 
 UNSCORED = "the peer's record has no reward"
@@ -27,15 +27,19 @@ def example_id(prompt: str) -> str:
     return hashlib.sha256(prompt.encode()).hexdigest()[:12]
 
 
-def episode_columns(given: Mapping[str, Any], sampled_with: Mapping[str, Any]) -> dict[str, Any]:
+def episode_columns(
+    given: Mapping[str, Any], sampled_with: Mapping[str, Any], *, max_column_characters: int
+) -> dict[str, Any]:
     """Return the columns that the rows of an episode share, as if it were a group of one.
 
     given: known columns, at least env_name and env_example_id; None is the same as leaving one out. sampled_with: value
-    of each of SAMPLED_WITH, for rows that leave it out.
+    of each of SAMPLED_WITH, for rows that leave it out. max_column_characters: of the run.
     """
     given = {name: value for name, value in given.items() if value is not None}
     if isinstance(given.get("wanted"), str):
         given["wanted"] = shortened(given["wanted"], MOST_WANTED_CHARACTERS)[0]
+    if "example_columns" in given:
+        given["example_columns"] = cut_columns(given["example_columns"], max_column_characters)
     columns = {
         **sampled_with,
         **dict.fromkeys(("episode_reward", "finish_reason")),

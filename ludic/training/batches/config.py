@@ -23,7 +23,7 @@ class OfLoss(TypedDict):
 class BatchConfig:
     """Rollouts of a gradient step, and their advantages. None disables a setting, unless its text says otherwise."""
 
-    advantage: Annotated[str, Role(changes_weights=False, of_algorithm=True)] = "rloo"
+    advantage: Annotated[str, Role(on_card=True, changes_weights=False, of_algorithm=True)] = "rloo"
     """Advantage estimator: a name in ludic/root/sql/advantages, path/to/file.sql, or path/to/file.py:function."""
     filters: Annotated[tuple[str, ...], Role(changes_weights=False, of_algorithm=True)] = ()
     """Filters: names in ludic/root/sql/filters, or paths of .sql files with a predicate; rows for which it is true are

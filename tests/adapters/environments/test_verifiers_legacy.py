@@ -200,6 +200,7 @@ def play(name: str, *replies: str, options: dict[str, object] | None = None, **r
 def test_the_functions_of_a_rubric_are_weighted_and_read_by_its_parser(write: Write) -> None:
     row = play(write(SINGLE), "<think>three and three</think>6")
     assert (row.error, row.terminated, row.truncated, row.wanted) == (None, True, False, "6")
+    assert not {"prompt", "question", "answer"} & json.loads(row.example_columns or "{}").keys()
     # 2.0 * is_right + 0.5 * format; a metric has no weight.
     assert row.episode_reward == 2.5
     assert row.reward_components == {"is_right": 2.0, "format_reward_func": 0.5, "length": 31.0, "num_turns": 1.0}

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -211,6 +212,7 @@ def test_a_worker_stores_the_wanted_answer_and_the_rewards(write: Write) -> None
     answer = make_environment(name)().example(0, "train").wanted
     (row,) = sampled(name, [answer])
     assert (row.wanted, row.terminated, row.error) == (answer, True, None)
+    assert not {"prompt", "answer"} & json.loads(row.example_columns or "{}").keys()
     assert row.episode_reward == 2 + 0.5 + 0.5 + 1
 
 

@@ -160,8 +160,8 @@ def rollouts_of(root: Root) -> list[Rollout]:
     return sorted(rollouts, key=lambda rollout: (-rollout.request_index, rollout.segment_index))
 
 
-_SINCE_1_7 = ", 'reasoning': None, 'tool_call_id': None"
-"""Fields of messages that STORED was made without."""
+_LATER = (", 'reasoning': None, 'tool_call_id': None", ", 'example_columns': None")
+"""Fields of messages, and of rows, that STORED was made without."""
 
 
 def stored(root: Root, report: ImportReport) -> dict[str, Any]:
@@ -169,13 +169,19 @@ def stored(root: Root, report: ImportReport) -> dict[str, Any]:
     rows = [
         [
             *(-1 - row.request_index, row.segment_index, row.prompt_length, row.response_length, row.action_length),
-            sha256(repr(_with_arrays_as_fields(row)).replace(_SINCE_1_7, "").encode()).hexdigest()[:16],
+            sha256(_without_later(repr(_with_arrays_as_fields(row))).encode()).hexdigest()[:16],
         ]
         for row in rollouts_of(root)
     ]
     later = ("file", "form", "num_from_text", "tokenizer")
     told = {name: value for name, value in asdict(report).items() if name not in later}
     return json.loads(json.dumps({"rows": rows, "report": told}))
+
+
+def _without_later(text: str) -> str:
+    for field in _LATER:
+        text = text.replace(field, "")
+    return text
 
 
 def _with_arrays_as_fields(row: Rollout) -> tuple[str, dict[str, Any]]:

@@ -416,13 +416,18 @@ def test_jsonl_takes_tokens_then_messages_then_texts(root: Root, bring_in: Impor
     messages = [{"role": "user", "content": "aa"}, {"role": "assistant", "content": "bb"}]
     records = [
         {"prompt_tokens": [5, 6], "response_tokens": [7, 8], "response_logprobs": [-1, -0.5], "episode_reward": 1},
-        {"messages": messages, "episode_reward": 0.5},
-        {"prompt": [messages[0]], "completion": "cc", "episode_reward": 0.25},
+        {"messages": messages, "episode_reward": 0.5, "example_columns": {"level": "hard", "story": "x" * 3_000}},
+        {"example_columns": '{"level": 3}', "prompt": [messages[0]], "completion": "cc", "episode_reward": 0.25},
     ]
     bring_in(peers.write_lines(tmp_path / "mine.jsonl", records), "jsonl")
     tokens, conversation, texts = rollouts_of(root)
     assert tokens.response_logprobs.tolist() == [-1.0, -0.5]
     assert [row.capture for row in (tokens, conversation, texts)] == ["sampler", "text", "text"]
+    assert tokens.example_columns is None
+    # An object, or its text as ludic exports it; cut to max_column_characters of the run.
+    assert json.loads(conversation.example_columns or "")["story"]["characters"] == 3_000
+    assert (len(conversation.example_columns or ""), texts.example_columns) == (2_000, '{"level": 3}')
+    assert conversation.metadata == {}
     assert conversation.response_tokens.tolist() == encode("bb <eos>")
     assert texts.prompt_tokens.tolist() == encode("<|user|> aa <eos><|assistant|>")
     assert texts.response_tokens.tolist() == encode("cc <eos>")

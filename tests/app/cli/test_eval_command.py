@@ -42,7 +42,7 @@ def test_a_model_is_evaluated_without_a_run_and_compared_with_itself(ludic: Any,
     compared = ludic("compare", f"{url}@0", "@latest")
     assert compared.code == 0, compared.err
     assert f"baseline {url}@0, paired on the same examples" in compared.out
-    (row,) = json.loads(ludic("compare", url, url, "--json").out)["differences"]
+    (row,) = json.loads(ludic("compare", f"{url}@latest", url, "--json").out)["differences"]
     assert (row["difference"], row["p_holm"], row["num_examples"]) == (0.0, 1.0, 5)
 
     assert "holds no weights of version 4" in ludic("eval", url, "--versions", "4", *SMALL).err
@@ -89,7 +89,7 @@ def test_a_wrong_flag_is_wrong_usage(ludic: Any, trained: Root, flags: list[str]
 def test_one_side_is_not_enough(ludic: Any, trained: Root) -> None:
     said = ludic("compare", trained.url)
     assert (said.code, said.out) == (1, "")
-    assert said.err == f"ludic: there is nothing to compare {trained.url} with; wanted two or more sides\n"
+    assert said.err == f"ludic: there is nothing to compare {trained.url} with; name two or more runs\n"
 
 
 def test_a_first_side_without_a_root_is_explained(ludic: Any) -> None:

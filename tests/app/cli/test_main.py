@@ -83,9 +83,8 @@ def test_a_value_out_of_range_is_wrong_usage(ludic, trained: Root) -> None:
 def test_a_missing_root_is_explained_in_one_line(ludic, tmp_path: Path, command: str) -> None:
     result = ludic(command, tmp_path, *READ_ONLY[command])
     assert (result.code, result.out) == (1, "")
-    assert (
-        result.err == f"ludic: {tmp_path} holds no run: run.json is missing; `ludic run` or `ludic.record` starts one\n"
-    )
+    missing = ", and neither do the folders below it" if command in ("watch", "view") else ": run.json is missing"
+    assert result.err == f"ludic: {tmp_path} holds no run{missing}; `ludic run` or `ludic.record` starts one\n"
 
 
 @pytest.mark.parametrize("command", ["train", "run"])

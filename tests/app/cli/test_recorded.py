@@ -72,14 +72,14 @@ def test_the_report_has_the_trainer_s_settings_and_numbers(ludic, recorded: str,
     page = " ".join(re.sub(r"<[^>]+>", " ", html).split())
     shown = "learning_rate 1e-06, beta 0, num_generations 4 (1 that are null"
     assert f"trainer {TRAINER} its settings learning_rate 1e-06," in page
-    assert re.search(rf"<details><summary>learning_rate [^<]+…</summary>{re.escape(shown)}[^<]+</details>", html)
+    assert re.search(rf'<th>its settings</th><td class="text">{re.escape(shown)}[^<]+</td>', html)
     again = KILLED_AFTER - RESUMED_AT + 1
     assert f"0 dropped. Besides, superseded: {again} steps with {again * SAMPLES} rollouts, trained again" in page
-    assert re.search(rf"<b>Loss</b>.*?{NUM_STEPS} points in numbers", html, re.DOTALL)
+    assert re.search(rf"<b>Loss</b>.*?numbers: {NUM_STEPS} points", html, re.DOTALL)
     assert re.search(r"kl ▁\S+ 0\.01 0\.08 0\.01 0\.08", page)
     assert "Components of the reward in recorded" in page
-    missing = page.partition("Not measured in this run:")[2]
-    assert "Throughput" in missing.partition("Environments")[0]
+    missing = page.partition("Not measured: ")[2]
+    assert "Throughput" in missing.partition(".")[0]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -232,6 +232,8 @@ def test_what_can_t_be_is_refused_in_a_line(
 def test_a_folder_of_runs_names_them(ludic, copied: Path) -> None:
     (copied.parent / "other").mkdir()
     result = ludic("watch", copied.parent, "--totals")
+    assert result.err == f"ludic: totals is of one run, and {copied.parent} has runs below it; name one of them\n"
+    result = ludic("sql", copied.parent, "select 1")
     assert result.err == f"ludic: {copied.parent} holds no run: run.json is missing; {copied} is a run\n"
 
 

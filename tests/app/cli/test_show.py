@@ -11,6 +11,7 @@ from chat_models import hermes_call, scripted_agent
 from episodes import Script, end, run_episode
 from strategies import make_batch, make_group
 
+from ludic import Run
 from ludic.agents.delegation import SubAgent
 from ludic.app.show.lookup import look_up
 from ludic.records.rollout import Message, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall
@@ -72,6 +73,14 @@ def test_reward_wanted_and_correct_come_before_the_text(ludic, started: Root) ->
         "correct true",
     ]
     assert not any(line.startswith(("sampling", "file", "written")) for line in before)
+    Run(started).label(right.rollout_id, "odd", note="not \x1b[31mred", author="ann")
+    assert "labels" not in out
+    *_, title, label = ludic("view", started.url, right.rollout_id).out.splitlines()
+    assert title.startswith("labels ")
+    assert label.startswith("label odd  by ann, ")
+    assert label.rstrip().endswith(" not \\x1b[31mred")
+    (stored,) = json.loads(ludic("view", started.url, right.rollout_id, "--json").out)["labels"]
+    assert (stored["text"], stored["author"]) == ("odd", "ann")
     assert "correct false" in " ".join(ludic("view", started.url, wrong.rollout_id).out.split())
     assert "correct" not in ludic("view", started.url, unknown.rollout_id).out
 

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +33,16 @@ def test_a_table_has_a_header_and_a_line_a_row(ludic, trained: Root) -> None:
     assert header == ["version", "n", "reward"]
     # (1 + 0 + .5 + .5 + 4 * .25) / 8; (2 + 1) / 7, since one is not scored
     assert rows == [["0", "8", "0.375"], ["1", "8", "0.428571"]]
+
+
+def test_the_query_that_readme_begins_with_gives_its_columns(ludic, trained: Root) -> None:
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    query, header = re.findall(r'^    \$ ludic sql runs/shop "([^"]*)"\n(.*)$', text, re.MULTILINE)[0]
+    result = ludic("sql", trained.url, query.replace("shop.py:Cats", "moar_cats"))
+    assert (result.code, result.err) == (0, "")
+    found, _, *rows = (line.split() for line in result.out.splitlines())
+    assert found == header.split()
+    assert len(rows) == 1  # the only step is below 10
 
 
 def test_a_table_shows_so_many_rows_and_says_how_many_there_are(ludic, trained: Root) -> None:
@@ -209,6 +220,10 @@ OUTSIDE = {
     "an analysis with options": "explain (analyze) copy (select 1) to '{root}/made.csv'",
     "a prepared copy": "prepare x as copy (select 1) to '{root}/made.csv'; execute x",
     "a database in the run": "attach '{root}/made.csv' as z; create table z.t as select 1",
+    "a copy within a query": "with x as (/**/copy (select E'\\'') to '{root}/made.csv') select * from x",
+    "a copy within a pivot": "with x as (copy (select 1) to '{root}/made.csv') pivot x on Count",
+    "an analysis of a copy within a query": "explain analyze with x as (copy (select 1) to '{root}/made.csv') from x",
+    "a deletion within a query": "with x as (delete from roots returning root) from x",
     "a copy of a pivot": "copy (pivot rollouts on env_name using count(*)) to '{root}/made.csv'",
 }
 
@@ -231,6 +246,7 @@ def test_a_query_neither_reads_nor_writes_outside_of_the_run(ludic, trained: Roo
     [
         "-- how many?\nfrom rollouts select count(*)",
         "with counts as (select count(*) from rollouts) from counts",
+        "with copy(delete) as (select '(insert') select (delete) as update from copy",
         "pivot rollouts on env_name using count(*)",
         "from (pivot rollouts on env_name using count(*))",
         "describe rollouts",

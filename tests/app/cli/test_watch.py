@@ -17,7 +17,7 @@ from rich.console import Console
 from strategies import make_batch
 
 from ludic.app.show.status import EvalMeans, RunStatus, Trainer, draw
-from ludic.app.show.watch import Watcher, steps_that_count
+from ludic.app.show.watch import Watcher
 from ludic.errors import MissingRootError
 from ludic.records.tables import arrow_schema
 from ludic.root.claims import LeaseState
@@ -85,14 +85,17 @@ def line(text: str, name: str) -> str:
 def test_a_frame_says_where_the_run_is(status: RunStatus) -> None:
     text = shown(status)
     assert line(text, "trainer") == "attempt 1, host-5: renews its lease"
+    ended = replace(status, trainer=replace(status.trainer, lease_state=LeaseState("ended", 1.0)))
+    assert line(shown(ended), "trainer").startswith("attempt 1, host-5: has ended before its last step; the")
+    assert line(shown(replace(ended, steps=[train_row(10)])), "trainer").endswith("host-5: has ended")
     assert line(text, "step").startswith("3 of 10")
     assert line(text, "reward") == "3.000  ▁▅█  over 3 steps"
     assert line(text, "loss") == "0.25"
     assert line(text, "speed") == "1,234 tokens/s trained, 0 tokens/s sampled"
-    assert line(text, "waiting") == "12 groups when the last step was planned"
-    assert line(text, "policy") == "version 3, 90 s old; off-policy steps 1.5, at most 2"
+    assert line(text, "queue") == "12 finished groups left for later steps after the last plan"
+    assert line(text, "policy") == "version 3, published 90 s ago; off-policy steps 1.5, at most 2"
     assert line(text, "checkpoint") == "step 2 of attempt 1"
-    assert line(text, "dropped") == "nothing, in 3 steps"
+    assert line(text, "dropped") == "no rollouts in 3 steps"
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -156,7 +159,7 @@ def test_time_and_balance_are_of_the_same_steps(status: RunStatus) -> None:
     calls = [at(worker_row("w0", 0, step_s=5.0, wait_s=0.0), 91.0), at(worker_row("w0", 0, step_s=4.0), 95.0)]
     text = shown(replace(status, steps=steps, calls=calls))
     assert "wait 28%" in text  # 0.5 of 1.8
-    assert line(text, "balance").startswith("trainer busy 72%")
+    assert "the trainer works 72% of the time" in " ".join(text.replace("│", " ").split())
 
 
 def test_a_frame_says_what_a_version_costs_and_what_a_kill_loses(status: RunStatus) -> None:
@@ -169,15 +172,15 @@ def test_a_frame_says_what_a_version_costs_and_what_a_kill_loses(status: RunStat
     calls = [worker_row("w0", 20, num_running=99), worker_row("w0", 10, num_running=24, **times)]
     calls += [worker_row("w1", 5, num_running=64, **times | {"first_token_s": 2.0})]
     text = shown(replace(status, steps=steps, calls=calls, newest_calls=calls))
-    assert "publishing  30.0 MB a version, written in 0.3 s; first token after 1.5 s" in text
-    assert "(fetch 0.25 s, load 0.5 s)" in text
-    assert line(text, "at risk") == "up to 64 episodes if a worker is killed: those that it runs"
+    assert "publishing  30.0 MB a version, written in 0.3 s; workers sample with" in text
+    assert "it after 1.5 s (fetch 0.25 s, load 0.5 s)" in " ".join(text.replace("│", " ").split())
+    assert line(text, "at risk") == "up to 64 running episodes, if a worker is killed"
 
 
 def test_a_frame_says_what_workers_wait_for(status: RunStatus) -> None:
     rows = [worker_row("w0", 10, wait_s=9.0, step_s=1.0, waited_for="budget"), worker_row("w1", 5, wait_s=0.0)]
     workers = line(shown(replace(status, calls=rows)), "workers")
-    assert workers == "wait for the budget of open groups, which the trainer sets"
+    assert workers == "wait for the trainer, which limits the number of open groups"
     rows = [worker_row("w0", 10, wait_s=9.0, step_s=1.0, waited_for="weights")]
     assert line(shown(replace(status, calls=rows)), "workers") == "wait for new weights"
     rows = [worker_row("w0", 10, wait_s=0.5, step_s=20.0, waited_for="budget")]
@@ -192,7 +195,7 @@ def test_time_is_shared_out_over_the_phases_of_the_loop(status: RunStatus) -> No
     assert line(text, "time") == "█" * 50 + "  2 s a step"  # 62 columns beside the names
     assert "│             wait 25%  forward 20%  backward 20%  collectives 3%" in text
     assert "│             optimizer 2%  other 5%  publish 15%  checkpoint 10%" in text
-    assert "beside it: read 0.05 s, pack 0.01 s" in text
+    assert "meanwhile, for the next step: read 0.05 s, pack 0.01 s" in text
     assert "MFU 41.5%" in line(text, "speed")
 
 
@@ -202,20 +205,21 @@ def test_the_panel_says_who_waits_and_how_many_workers_would_balance(status: Run
     # 5 s of work and 5 s of waiting, while a worker samples for all of the 10 s
     step = train_row(1, step_s=5.0, wait_s=5.0, publish_s=0.0)
     calls = [worker_row("w0", seconds_ago, step_s=10.0, wait_s=0.0) for seconds_ago in (10.0, 0.0)]
-    text = shown(replace(status, steps=[step], calls=calls))
-    assert line(text, "balance").startswith("trainer busy 50%, 1 worker busy 100%: the trainer waits; 2.0")
+    text = " ".join(shown(replace(status, steps=[step], calls=calls)).replace("│", " ").split())
+    assert "balance workers are the bottleneck: 1 worker samples 100% of the time, " in text
+    assert "the trainer works 50% of the time; about 2.0 workers would keep the trainer busy" in text
 
 
 @pytest.mark.parametrize(("imbalance", "is_told"), [(1.25, True), (1.01, False), (None, False)])
 def test_uneven_ranks_are_told_of(status: RunStatus, imbalance: float | None, is_told: bool) -> None:
     text = shown(replace(status, steps=[train_row(1, token_imbalance=imbalance)]))
-    assert ("the fullest rank 25% above the mean" in " ".join(text.split())) == is_told
+    assert ("the fullest rank has 25% more tokens than the mean" in " ".join(text.replace("│", " ").split())) == is_told
 
 
 def test_metrics_of_an_older_ludic_show_the_step_as_a_whole(status: RunStatus) -> None:
     text = shown(status)
     assert "wait 28%  step 56%  publish 17%" in text  # 0.5, 1.0 and 0.3 of 1.8
-    assert "beside it" not in text
+    assert "meanwhile" not in text
 
 
 def test_drops_are_added_up_by_reason(status: RunStatus) -> None:
@@ -285,13 +289,6 @@ def test_names_from_the_files_reach_the_terminal_as_text(status: RunStatus) -> N
     text = shown(replace(status, calls=[worker_row("w0", 10, env_name="[bold]\x1b[31mred")]))
     assert "\x1b" not in text
     assert "[bold]\\x1b[31mred" in text
-
-
-def test_steps_that_a_later_attempt_trained_anew_do_not_count() -> None:
-    # Attempt 1 reached step 5; attempt 2 went on from step 3 and has reached step 4.
-    rows = {(1, step): train_row(step) for step in range(1, 6)} | {(2, 4): train_row(4, attempt_id=2)}
-    kept = steps_that_count(rows)
-    assert [(each["attempt_id"], each["step"]) for each in kept] == [(1, 1), (1, 2), (1, 3), (2, 4)]
 
 
 def test_one_frame_of_a_run_that_has_ended(ludic, trained: Root) -> None:
@@ -443,7 +440,7 @@ def test_a_run_looks_the_same_on_every_filesystem(root_url: str, make_trained: C
 def test_ages_are_in_the_largest_unit_of_which_there_are_two(status: RunStatus, seconds_ago: float, age: str) -> None:
     created_at = (NOON - timedelta(seconds=seconds_ago)).isoformat()
     text = shown(replace(status, policy=replace(status.policy, created_at=created_at)))
-    assert line(text, "policy").startswith(f"version 3, {age} old")
+    assert line(text, "policy").startswith(f"version 3, published {age} ago")
 
 
 def test_what_could_not_be_trained_on_is_shown(status: RunStatus) -> None:
@@ -463,3 +460,15 @@ def test_steps_of_an_earlier_trainer_are_not_judged_by_the_settings_of_the_newes
     own = [row | {"attempt_id": 2} for row in still]
     (diagnostic,) = replace(status, steps=own, trainer=newest).diagnostics()
     assert "got no gradient" in diagnostic.text
+
+
+def test_of_a_run_that_has_ended_all_steps_are_judged_and_of_one_that_lives_the_newest(status: RunStatus) -> None:
+    far = train_row(1) | {"sampler_kl": 19.0}
+    living = replace(status, steps=[far, *map(train_row, range(2, 23))])
+    assert list(living.diagnostics()) == []
+    assert living.trainer is not None
+    ended = replace(living, trainer=replace(living.trainer, lease_state=LeaseState("ended", 1.0)))
+    (diagnostic,) = ended.diagnostics()
+    assert str(diagnostic).startswith("since step 1: in 1 of 22 steps the trainer's weights were far")
+    later = replace(living, steps=[*map(train_row, range(1, 22)), far | {"step": 22}])
+    assert [each.text[:26] for each in later.diagnostics()] == ["in 1 of the newest 20 step"]

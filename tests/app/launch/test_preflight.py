@@ -105,7 +105,7 @@ def test_a_score_that_fails_for_some_answers_only_is_no_mistake(
     state, text = found["environment env.py:Env"]
     assert (code, state) == (0, "look")
     assert text == (
-        "gives example 'train-0', whose made-up answer scores 7; but for the made-up answer "
+        "gives example 'train-0', and a test answer scores 7; but with the answer "
         "'This is a made-up answer.': environment env.py:Env: ValueError: could not convert string to float: "
         f"'This is a made-up answer.' ({folder / 'env.py'}, line 14)"
     )

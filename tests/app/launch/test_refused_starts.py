@@ -373,7 +373,7 @@ def try_slow(folder: Path, seconds: float, timeout_s: float) -> Any:
 
 def test_what_a_slow_score_waits_for_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert "whose made-up answer scores 1" in try_slow(tmp_path, 0.4, 5.0)
+        assert "and a test answer scores 1" in try_slow(tmp_path, 0.4, 5.0)
     assert [each.split("slow.py:Slow: ")[1] for each in caplog.messages] == [
         f"score of the made-up answer {answer!r} takes more than 0.2 s; it is waited for up to 5 s "
         "(--env-timeout-s) for each call"

@@ -246,11 +246,25 @@ def test_runs_on_the_same_rows_are_compared_and_go_on_from_elsewhere(folder: Pat
     with_both = ludic.open(folder / "runs" / "lr1").compare("latest", f"{folder / 'runs' / 'lr2'}@latest")
     assert with_both.warnings == []
     assert with_both.differences["num_examples"].to_list() == [4]
+    table = ludic.compare([str(folder / "runs")])
+    assert table.frame("differences").equals(with_both.differences)
+    assert table.runs is not None
+    assert list(table.runs.differing) == []  # the same settings, rows and rewards, in roots of their own
     (env,) = set(with_both.differences["env_name"])
     assert re.fullmatch(r"qa/questions-[0-9a-f]{8}", env)
-    # Of four rows with one question each is an example.
-    heldout = ludic.open(folder / "runs" / "lr1").sql("select count(distinct env_example_id) as n from evals")
-    assert heldout["n"].to_list() == [4]
+    # Of four rows with one question each is an example, with its own level.
+    first = ludic.open(folder / "runs" / "lr1")
+    heldout = first.sql(
+        "select count(distinct env_example_id), count(distinct (env_example_id, level)), count(level) = count(*) "
+        "from (select env_example_id, example_columns->>'level' as level from evals)"
+    )
+    assert heldout.rows() == [(4, 4, True)]
+    levels = first.sql(
+        "select example_columns->>'level' as level, count(*) as n, avg(episode_reward) from rollouts group by 1"
+    )
+    assert levels["n"].sum() >= 4  # workers may sample ahead
+    assert set(levels["level"]) <= set("0123")
+    assert "Reward by level" in first.report(by="level").html
     (folder / "elsewhere").mkdir()
     shutil.move(folder / "runs" / "lr1", folder / "elsewhere" / "moved")
     forked_script(folder / "elsewhere", dedent(call) + 'train("moved", 2)\n')
@@ -615,7 +629,7 @@ def test_an_error_names_the_script_and_its_line_without_frames_of_ludic(folder: 
     (folder / "train.py").write_text(FAILING)
     done = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert re.search(r"KeyError: '\w+' \(train.py, line 6\), for the made-up answer '\w+'", done.stderr), done.stderr
+    assert re.search(r"KeyError: '\w+' \(train.py, line 6\) \(tried with the answer '\w+'\)", done.stderr), done.stderr
     assert "inputs/reward.py" not in done.stderr
     assert done.stderr.count("  File ") <= 4
     assert not (folder / "runs" / "mine").exists()
@@ -643,6 +657,7 @@ def test_without_a_terminal_each_step_and_the_end_are_lines(folder: Path) -> Non
         "ludic.run: step 2 of 2  reward ",
         "failed: ScorerError: reward reward returned nan, wanted a finite number (train.py:2, in reward)",
         "held out: mean reward ",
+        "no 95% interval: too few examples (",
     ):
         assert said in logged
     rows = (

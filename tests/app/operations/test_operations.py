@@ -134,9 +134,9 @@ def test_command_and_method_are_one_word_and_one_function() -> None:
         word = name.replace("-", "_")
         method = methods.get(f"{word}_" if keyword.iskeyword(word) else word)
         assert method is (inspect.unwrap(command.operation) if takes_a_run(command.operation) else None), name
-    # Those without a command: a mark on a rollout from a notebook, and the workers on a Ray cluster.
+    # Those without a command: plots and their numbers, a mark on a rollout, the workers on a Ray cluster.
     commands = {inspect.unwrap(command.operation) for command in COMMANDS.values()}
-    assert sorted(name for name, each in methods.items() if each not in commands) == ["label", "scale"]
+    assert sorted(name for name, each in methods.items() if each not in commands) == ["frame", "label", "plot", "scale"]
 
 
 def takes_a_run(function: Callable[..., Any]) -> bool:
@@ -148,7 +148,7 @@ def test_all_modules_with_commands_or_methods_are_imported() -> None:
     found = {
         path.stem for path in folder.glob("*.py") if re.search(r"^ *group=|\(group=", path.read_text(), re.MULTILINE)
     }
-    assert found - {"operation"} == {*operations.MODULES}
+    assert found - {"operation"} | {"plots"} == {*operations.MODULES}  # plots has methods only
 
 
 @pytest.mark.parametrize("name", GONE)

@@ -37,7 +37,10 @@ def test_a_trainer_that_waits_needs_more_workers() -> None:
         trainer_busy=0.4, worker_busy=1.0, num_workers=1, num_steps=3, balanced_workers=2.5, handoff_s=0.0
     )
     assert found.waiting == "trainer"
-    assert str(found) == "trainer busy 40%, 1 worker busy 100%: the trainer waits; 2.5 would balance"
+    assert str(found) == (
+        "workers are the bottleneck: 1 worker samples 100% of the time, and the trainer works 40% of the time"
+    )
+    assert found.advice(None) == "about 2.5 workers would keep the trainer busy (--num-workers)"
 
 
 def test_workers_that_wait_are_too_many() -> None:
@@ -48,14 +51,18 @@ def test_workers_that_wait_are_too_many() -> None:
         trainer_busy=1.0, worker_busy=0.25, num_workers=4, num_steps=3, balanced_workers=1.0, handoff_s=0.0
     )
     assert found.waiting == "workers"
-    assert str(found).endswith("4 workers busy 25%: workers wait; 1.0 would balance")
+    assert str(found) == ("the trainer is the bottleneck: it works 100% of the time, and 4 workers sample 25%")
+    assert found.advice(None) == "about 1.0 workers would be enough; more --ranks train faster"
 
 
 def test_those_who_wait_in_turn_are_told_to_work_ahead() -> None:
     steps = [step(at_s, step_s=5, wait_s=5) for at_s in (20, 30, 40)]
     found = find_balance(steps, every_10_s(40, step_s=5, wait_s=5))
     assert (found.balanced_workers, found.waiting) == (1.0, "both")
-    assert "--batches-ahead" in str(found)
+    both = "trainer and workers wait for each other: the trainer works 50% of the time, and 1 worker samples 50%; in "
+    assert str(found).startswith(both)
+    assert found.advice(0) == "a run without --batches-ahead (here 0) lets workers sample while the trainer works"
+    assert found.advice(None).startswith("a higher --max-off-policy-steps ")
 
 
 def test_the_time_in_which_neither_works_is_that_of_their_handoffs() -> None:
@@ -69,13 +76,14 @@ def test_the_time_in_which_neither_works_is_that_of_their_handoffs() -> None:
     ]
     found = find_balance(steps, calls)
     assert found.handoff_s == pytest.approx(2.0)
-    assert "wait for each other in turn, and both for 2 s of a step, for hand-offs;" in str(found)
+    assert str(found).endswith("; in 2 s of each step both wait, for weights or rollouts to arrive")
 
 
 def test_a_tenth_of_waiting_is_balanced() -> None:
     found = find_balance([step(20, step_s=9.5, wait_s=0.5)], every_10_s(20, step_s=9.5, wait_s=0.5))
     assert (found.waiting, found.balanced_workers) == ("none", 1.0)
-    assert str(found).endswith(": balanced")
+    assert str(found) == "both sides are busy: the trainer works 95% of the time, and 1 worker samples 95%"
+    assert found.advice(0) == ""
 
 
 def test_a_call_of_two_environments_counts_once() -> None:

@@ -17,9 +17,9 @@ from strategies import make_batch
 from tiny_runs import create_root
 
 import ludic
+from ludic.app.show.data import RunData, versions
 from ludic.app.show.report.page import read_groups
 from ludic.app.show.stats import collect_stats
-from ludic.app.show.terminal.data import RunData, versions
 from ludic.base.results import Result
 from ludic.records.rollout import RolloutBatch, RolloutGroup, RolloutMetadata, ended_by
 from ludic.records.validation import FINISH_REASONS, TRUNCATION_REASONS

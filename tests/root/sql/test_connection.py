@@ -417,7 +417,8 @@ def test_supervising_needs_no_torch():
 
 def test_ludic_has_what_it_says():
     for name in ludic.__all__:
-        assert getattr(ludic, name).__name__ in (name, f"{name}_run")  # ludic.open is ludic.app.operations.run.open_run
+        named = getattr(ludic, name).__name__
+        assert named in (name, f"{name}_run", f"{name}_runs")  # ludic.open is open_run, ludic.compare is compare_runs
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ludic.nothing  # noqa: B018
 

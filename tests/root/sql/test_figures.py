@@ -5,6 +5,7 @@ import ast
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
+from string import Template
 
 import duckdb
 import pytest
@@ -74,15 +75,69 @@ def con_of_steps() -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def test_a_step_is_told_apart_by_environment(con_of_steps: duckdb.DuckDBPyConnection) -> None:
-    rows = con_of_steps.execute(figure("steps_by_environment"), {"after_step": 0}).fetchall()
+    by_env = Template(figure("steps_by_column")).safe_substitute(value="batches.env_name", stored_value="null")
+    rows = con_of_steps.execute(by_env, {"after_step": 0}).fetchall()
     assert rows == [
         (1, "a", 0.5, 5.0, 0.5, 0.25, 0.25),
         (1, "b", 2.0, 15.0, None, None, 0.5),
         (2, "a", None, 1.0, None, 0.0, 1.0),
         (2, "b", 1.0, 3.0, None, 0.0, None),
     ]
-    later = con_of_steps.execute(figure("steps_by_environment"), {"after_step": 1}).fetchall()
+    later = con_of_steps.execute(by_env, {"after_step": 1}).fetchall()
     assert later == rows[2:]
+
+
+def test_a_step_is_told_apart_by_a_column_of_its_rollouts(con_of_steps: duckdb.DuckDBPyConnection) -> None:
+    hit = "reward_components['hit']"
+    by_hit = Template(figure("steps_by_column")).safe_substitute(value="stored.value", stored_value=hit)
+    rows = con_of_steps.execute(by_hit, {"after_step": 1}).fetchall()
+    # r6 has no components, and r7, which is not in this root, no known value: both are under NULL
+    assert rows == [(2, None, 1.0, 2.0, None, 0.0, 1.0)]
+
+
+@pytest.fixture
+def con_of_turns() -> Iterator[duckdb.DuckDBPyConnection]:
+    """Two steps: of two rollouts with two and three completions, and of one with one; calls by name, ! fails."""
+
+    def completion(start: int, end: int, *calls: str) -> str:
+        texts = [
+            f"{{'name': '{call.rstrip('!')}', 'error': {chr(39) + 'e' + chr(39) if call[-1] == '!' else 'null'}}}"
+            for call in calls
+        ]
+        return f"{{'start': {start}, 'end': {end}, 'tool_calls': [{', '.join(texts)}]}}"
+
+    def rollout(name: str, completions: list[str], rewards: list[str]) -> str:
+        steps = ", ".join(f"{{'reward': {reward}}}" for reward in rewards)
+        return f"('{name}', 0, [{', '.join(completions)}], [{steps}])"
+
+    with open_duckdb() as con:
+        con.execute(
+            "create table batches as from (values (1, 'r0', 0), (1, 'r1', 0), (2, 'r2', 0)) "
+            "as t(step, rollout_id, policy_version)"
+        )
+        rows = [
+            rollout("r0", [completion(0, 4, "look", "add!"), completion(6, 8)], ["0.5", "null"]),
+            rollout("r1", [completion(0, 2, "look"), completion(3, 7, "rare"), completion(9, 19)], ["1.0"]),
+            rollout("r2", [completion(0, 3)], ["2.0"]),
+        ]
+        con.execute(
+            f"create table rollouts as from (values {', '.join(rows)}) "
+            "as t(rollout_id, policy_version, agent_steps, environment_steps)"
+        )
+        yield con
+
+
+def test_rewards_and_lengths_are_told_apart_by_turn(con_of_turns: duckdb.DuckDBPyConnection) -> None:
+    rows = con_of_turns.execute(figure("turns_by_step"), {"last": 2}).fetchall()
+    # Turn 1: rewards 0.5 and 1, of 4 and 2 tokens. Turn 2 and later: no reward, 2, 4 and 10 tokens.
+    assert rows == [(1, 1, 0.75, 3.0, 2, 2), (1, 2, None, pytest.approx(16 / 3), 0, 3), (2, 1, 2.0, 3.0, 1, 1)]
+
+
+def test_calls_and_errors_are_told_apart_by_tool(con_of_turns: duckdb.DuckDBPyConnection) -> None:
+    rows = con_of_turns.execute(figure("tools_by_step"), {"most": 2}).fetchall()
+    # Of two rollouts; the most frequent names are look, and add before rare in the alphabet. Step 2 has no call.
+    of_first = [(1, "add", 0.5, 1.0, 1), (1, "look", 1.0, 0.0, 2), (1, None, 0.5, 0.0, 1)]
+    assert rows == [*of_first, *((2, tool, 0.0, None, 0) for tool in ("add", "look", None))]
 
 
 def test_components_are_told_apart_by_environment_and_step(con_of_steps: duckdb.DuckDBPyConnection) -> None:

@@ -1,5 +1,6 @@
 """What another trainer records is what a root holds: rows, ledgers with their addresses, numbers, lives."""
 
+import json
 import math
 import subprocess
 import threading
@@ -43,7 +44,8 @@ def test_what_a_trainer_says_of_its_steps_is_what_the_root_holds(url: str):
         first = recorder.append([group(0), group(1, length=9)])
         recorder.step(1, advantages=dict(zip(first[1:], np.arange(7.0), strict=True)), dropped={first[0]: "too easy"})
         recorder.metrics(1, {"loss": np.float32(0.5), "kl": 3, "reward_mean": 9.0, "grad_norm": math.inf, "none": None})
-        second = recorder.append([group(2, policy_version=0, metadata={"source": "web"})])
+        columns = {"level": np.int64(3), "of": {"url": None}}
+        second = recorder.append([group(2, policy_version=0, metadata={"source": "web"}, example_columns=columns)])
         per_token = np.linspace(-1, 1, 6)
         recorder.step(2, advantages={second[3]: per_token, first[1]: -2.0}, version=1)
         recorder.metrics(2, {"num_pending_groups": 4, "kl": math.nan})
@@ -61,6 +63,7 @@ def test_what_a_trainer_says_of_its_steps_is_what_the_root_holds(url: str):
     assert (found["group_index"], found["group_size"], found["policy_version"]) == (2, 4, 0)
     assert [rows[name]["policy_version"] for name in second] == [0] * 4
     assert rows[second[0]]["metadata"] == [("source", "web")]
+    assert rows[second[0]]["example_columns"] == '{"level":3,"of":{"url":null}}'
 
     of_first, of_second = ledger_of(url).values()
     assert [(row["rollout_id"], row["advantage"]) for row in of_first[:7]] == list(
@@ -324,11 +327,9 @@ def test_another_model_or_other_columns_or_a_run_of_ludic_are_refused_by_name(ur
     attempt = start_attempt(own)
     with pytest.raises(ConfigError, match="is a run that ludic trained, last as attempt 1"):
         ludic.record(own.url)
-    lease = own.read("attempts/1.lease").replace(b'"released": true', b'"released": false')
-    own.put(
-        "attempts/1.lease",
-        b"\n".join(line for line in lease.splitlines() if b"digest" not in line).replace(b"false,", b"false"),
-    )
+    lease = {**json.loads(own.read("attempts/1.lease")), "released": False}
+    del lease["digest"]
+    own.put("attempts/1.lease", json.dumps(lease).encode())
     with pytest.raises(OwnedError, match=f"ludic trains this run, as attempt {attempt.attempt_id} of"):
         ludic.record(own.url)
 

@@ -5,47 +5,45 @@ forbids scripts and requests. Figures are aggregated in SQL (ludic/root/sql/figu
 or sides without samples, and for an output that exists or can't be written.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
 from html import escape
-from importlib import resources
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import duckdb
-import jinja2
 
 from ludic.app.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
-from ludic.app.show.report.plots import Figure, Mark, Series, draw
+from ludic.app.show.figures import COLOURS, DARK_COLOURS, ENVIRONMENT, FigureData, evaluation_figures, read_figures
+from ludic.app.show.html import templates
+from ludic.app.show.report.plots import draw
+from ludic.app.show.runs import summarise
 from ludic.app.show.stats import (
-    OTHER_SETTINGS,
     describe_lost,
     describe_run,
     describe_superseded,
     describe_trainer,
     means_frames,
+    rewards_frame,
 )
 from ludic.app.show.watch import stored_diagnostics
 from ludic.base import LUDIC, Frame, Part, Result, installed_version, local_path, number, open_sink, size, sparkline
-from ludic.base.results import printable
 from ludic.errors import ConfigError
 from ludic.eval import DIFFERENCE, Chosen, MeasureConfig, numbers, stored_versions
 from ludic.eval import compare as comparing
 from ludic.records import Row, comparable_reward
 from ludic.root import Root, newest_attempt
-from ludic.root.rows import POPULATIONS, Folder
+from ludic.root.rows import Folder
 from ludic.root.sql import (
     Connections,
     ask,
-    components_by_environment,
     figure,
-    means,
     read_reports,
-    steps_by_environment,
 )
-from ludic.run import Diagnostic, is_recorded_run, run_of
+from ludic.run import is_recorded_run, run_of
 
 MessageValues = Mapping[str, Any]
 
@@ -75,38 +73,54 @@ def make_report(
     root: Root,
     output: str | None,
     *,
+    by: str | None = None,
     versions: str | None,
     sides: Sequence[str],
     measure: MeasureConfig,
     overwrite: bool,
 ) -> Report:
     """Render a report and write it. output: a path of this machine; None writes nothing. See `Run.report`."""
-    path = None if output is None else local_path(output, "output")
-    if path is not None and path.is_dir():
-        raise ConfigError(f"{path} is a folder, wanted a file such as {path / 'report.html'}")
-    if path is not None and path.exists() and not overwrite:
-        raise ConfigError(f"{path} exists; choose another output, or replace it with --overwrite")
+    return write_page(output, overwrite, lambda: render(gather(root, versions, sides, measure, by)))
+
+
+def write_page(output: str | None, overwrite: bool, make: Callable[[], str]) -> Report:
+    """Return a page, and write it. output: as in `make_report`."""
+    path = checked_output(output, overwrite)
     with nullcontext() if path is None else open_sink(path) as file:  # first, since gathering a run may take minutes
-        html = render(gather(root, versions, sides, measure))
+        html = make()
         if file is not None:
             file.write(html.encode())
     return Report(html=html, location=None if path is None else str(path))
 
 
-def gather(root: Root, versions: str | None, sides: Sequence[str], measure: MeasureConfig) -> dict[str, Any]:
-    """Return the values that the template shows."""
+def checked_output(output: str | None, overwrite: bool) -> Path | None:
+    """Return the file to write; None without one. Raises ConfigError for a folder, or a file that exists."""
+    path = None if output is None else local_path(output, "output")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"{path} is a folder, wanted a file such as {path / 'report.html'}")
+    if path is not None and path.exists() and not overwrite:
+        raise ConfigError(f"{path} exists; choose another output, or replace it with --overwrite")
+    return path
+
+
+def gather(
+    root: Root, versions: str | None, sides: Sequence[str], measure: MeasureConfig, by: str | None = None
+) -> dict[str, Any]:
+    """Return the values that the template shows. by: column by which the curves have lines; None is the environment."""
     with Connections() as connections:
         con = connections.to(root)
         diagnostics = stored_diagnostics(root, ask(con, root, figure("newest_metrics")))
-        figures = step_figures(con, root, diagnostics)
+        data = read_figures(con, root, diagnostics, by=by)
+        figures = [draw(each) for each in _first_first(data, by or ENVIRONMENT)]
         reports = {name: table.to_pylist() for name, table in read_reports(con, root).items()}
         found = evaluation_section(connections, root, versions, measure)
+        comparison = _compare(connections, root, found["versions"] if found else [], sides, measure)
+        facts = _facts(con, root, reports)
         return {
+            **about_page(),
             "root": root.url,
-            "made_at": datetime.now(UTC),
-            "ludic_version": installed_version(LUDIC),
-            "facts": _facts(con, root, reports),
-            "folded": OTHER_SETTINGS,
+            "head": _head(root, facts, data, comparison),
+            "facts": facts,
             "diagnostics": list(map(str, diagnostics)),
             "is_marked": any(it.marks for it in figures),
             "totals": reports["rollouts"][0],
@@ -115,12 +129,109 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
             "figures": figures,
             "tables": [
                 *training_tables(reports, ask(con, root, figure("errors"), {"most": _MOST_ERRORS})),
+                *([] if by is None else [rewards_frame(con, root, by)]),
                 *_other_metrics(ask(con, root, figure("other_metrics"))),
             ],
             "groups": read_groups(con, root),
             "evaluation": found,
-            "comparison": _compare(connections, root, found["versions"] if found else [], sides, measure),
+            "comparison": comparison,
         }
+
+
+def about_page() -> dict[str, Any]:
+    """Return the values that any page shows: when it was made, by which ludic, its colours."""
+    return {
+        "made_at": datetime.now(UTC),
+        "ludic_version": installed_version(LUDIC),
+        "colours": COLOURS,
+        "dark_colours": DARK_COLOURS,
+    }
+
+
+# --- The head: what a reader asks first ------------------------------------------------------------------------------
+
+STATE_CLASSES = {"training": "good", "finished": "good", "failed": "bad", "unreadable": "bad"}
+_MOST_NAMES = 3
+"""Number of environments that the head names."""
+_FEW_STEPS = 5
+"""Number of first and of last steps whose rewards the head averages."""
+_MOST_P = 0.05
+"""Highest p-value, corrected by Holm, with which the head calls a version better or worse."""
+
+
+_REWARD = "mean_reward"
+
+
+def _first_first(data: Sequence[FigureData], by: str) -> list[FigureData]:
+    """Return the figures with the most telling one in front: the reward by a column, if it has several values."""
+    chosen = [each for each in data if each.name == f"reward_mean/{by}"]
+    return [*chosen, *(each for each in data if each not in chosen)]
+
+
+def _head(
+    root: Root, facts: Mapping[str, str], data: Sequence[FigureData], comparison: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the place, name and state of a run, and its facts: model, algorithm, reward, evaluation."""
+    (summary,) = summarise([root.url])
+    place, name = split_place(root.url)
+    of = "" if summary.num_steps is None else f" of {summary.num_steps:,}"
+    trainer = facts.get("algorithm") or facts.get("trainer") or "no trainer yet"
+    problem = f": {summary.problem}" if summary.problem else ""
+    return {
+        "place": place,
+        "name": name,
+        "state": f"{summary.state}, step {summary.step:,}{of}{problem}",
+        "state_class": STATE_CLASSES.get(summary.state, ""),
+        "facts": [f"{facts['model']}, {trainer} on {_named(run_of(root).env)}", _rewards(data), _verdict(comparison)],
+    }
+
+
+def split_place(url: str) -> tuple[str, str]:
+    """Return the folder of a root with its slash, and the root's name in it."""
+    place, slash, name = url.rstrip("/").rpartition("/")
+    return place + slash, name
+
+
+def _named(names: Sequence[str]) -> str:
+    left = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {left:,} more" if left > 0 else "")
+
+
+def _rewards(data: Sequence[FigureData]) -> str:
+    """Return the mean reward of the first and of the last steps."""
+    values = [each.series[0].values for each in data if each.name == "reward_mean" and each.series]
+    rewards = [value for step, value in sorted(values[0].items()) if value is not None] if values else []
+    if not rewards:
+        return "no step has a reward"
+    few = min(_FEW_STEPS, max(1, len(rewards) // 2))
+    means = (number(fmean(some), 3) for some in (rewards[:few], rewards[-few:]))
+    return f"reward {' → '.join(means)} ({'first and last step' if few == 1 else f'means of {few} steps'})"
+
+
+def _verdict(comparison: Mapping[str, Any] | None) -> str:
+    """Return how the last side of the comparison does against its baseline, by its first measure."""
+    if comparison is None:
+        return "no evaluations to compare"
+    if not comparison["rows"]:
+        return "evaluations can't be compared"
+    first, last = comparison["rows"][0], comparison["rows"][-1]
+    rows = [row for row in comparison["rows"] if (row["b"], row["title"]) == (last["b"], first["title"])]
+    judged: dict[str, list[str]] = {}
+    for row in rows:
+        judged.setdefault(_judgement(row), []).append(row["env_name"])
+    is_own = last["side"] != last["b"]  # of the baseline's run: its version alone
+    sides = f"evaluation {last['side']} against {'@' + last['a'].rpartition('@')[2] if is_own else last['a']}"
+    if len(judged) == 1:
+        return f"{sides}: {next(iter(judged))}"
+    return f"{sides}: " + ", ".join(f"{word} in {_named(names)}" for word, names in judged.items())
+
+
+def _judgement(row: Row) -> str:
+    if row["p_holm"] is None or row["p_holm"] > _MOST_P:
+        return "no clear difference"
+    if row["measure"] != _REWARD:  # of a length or a share of failures, less may be better
+        return f"{row['title']} is {'higher' if row['difference'] > 0 else 'lower'}"
+    return "better" if row["difference"] > 0 else "worse"
 
 
 def _facts(con: duckdb.DuckDBPyConnection, root: Root, reports: Mapping[str, Sequence[Row]]) -> dict[str, str]:
@@ -154,26 +265,9 @@ def _compare(
         return {"rows": [], "warnings": [str(error)]}
 
 
-def render(values: dict[str, Any]) -> str:
-    """Return the page."""
-    return _template().render(values).lstrip()
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
-    )
-    environment.filters["number"] = number
-    text = resources.files("ludic.app.show.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(text)
-
-
-def _shown(value: Any) -> Any:
-    """Spell out control characters of a text before it is escaped; show None as a dash."""
-    if value is None:
-        return "-"
-    return printable(value) if type(value) is str else value  # Markup is a subclass, and is already escaped
+def render(values: Mapping[str, Any], template: str = "page.html.j2") -> str:
+    """Return a page."""
+    return templates("report").get_template(template).render(values).lstrip()
 
 
 # --- Training: plots of steps, warnings, errors, and the best and the worst groups -----------------------------------
@@ -185,156 +279,6 @@ _FEW_ENVIRONMENTS = 4
 _MOST_ERRORS = 8
 _CURVE_WIDTH = 30
 """Characters of a curve in a table."""
-
-# Title, unit, note, and columns of the metrics by their names in the figure.
-_FIGURES: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
-    ("Reward", f"mean of a step's {POPULATIONS['reward_mean']}", "", {"reward": "reward_mean"}),
-    (
-        "Response length",
-        f"tokens, mean of a step's {POPULATIONS['response_length_mean']}",
-        "",
-        {"length": "response_length_mean"},
-    ),
-    ("Loss", "of a step", "", {"loss": "loss"}),
-    ("Entropy", "nats per token", "", {"entropy": "entropy"}),
-    ("KL to the reference model", "nats per token", "", {"KL": "reference_kl"}),
-    (
-        "Mismatch of sampler and trainer",
-        "nats per token",
-        "KL of the sampler's logprobs to the trainer's, by the estimators k3 and k1. It grows with off-policy steps.",
-        {"k3": "sampler_kl", "k1": "sampler_kl_k1"},
-    ),
-    (
-        "Importance ratio",
-        "trainer's over sampler's probability",
-        "",
-        {"1st percentile": "ratio_p01", "mean": "ratio_mean", "99th percentile": "ratio_p99"},
-    ),
-    ("Clipped tokens", "share of a step's tokens", "", {"clipped": "clip_fraction"}),
-    (
-        "Lag",
-        "off-policy steps",
-        "Versions between the weights that sampled and those that train.",
-        {"mean": "off_policy_steps_mean", "highest": "off_policy_steps_max"},
-    ),
-    ("Throughput", "tokens per second", "", {"trained": "tokens_per_s", "sampled": "sampled_tokens_per_s"}),
-    ("Time of a step", "seconds", "", {"step": "step_s", "waiting for rollouts": "wait_s"}),
-    ("Gradient norm", "before clipping", "", {"norm": "grad_norm"}),
-    (
-        "Balance of experts",
-        "tokens of the most chosen expert over the mean of its layer",
-        "Of the most uneven layer; 1 if all experts are chosen alike.",
-        {"imbalance": "expert_imbalance"},
-    ),
-)
-
-
-def _marks(diagnostics: Sequence[Diagnostic], env_name: str | None = None) -> list[Mark]:
-    """Return a mark for each step at which diagnostics begin, with their numbers in the list of warnings.
-
-    env_name: leaves out the diagnostics of other environments.
-    """
-    numbers: dict[int, list[int]] = {}
-    for index, diagnostic in enumerate(diagnostics, 1):
-        is_of_it = env_name is None or diagnostic.env_name in (None, env_name)
-        if is_of_it and diagnostic.since is not None and diagnostic.since.step is not None:
-            numbers.setdefault(diagnostic.since.step, []).append(index)
-    return [
-        Mark(
-            x=step,
-            label=", ".join(map(str, of_step)),
-            text="\n".join(str(diagnostics[index - 1]) for index in of_step),
-        )
-        for step, of_step in numbers.items()
-    ]
-
-
-def step_figures(con: duckdb.DuckDBPyConnection, root: Root, diagnostics: Sequence[Diagnostic] = ()) -> list[Figure]:
-    """Return the plots of gradient steps, without steps that a later attempt has replaced; [] if there are none.
-
-    diagnostics: in the order of their numbers; plots mark the steps at which they begin.
-    """
-    marks = _marks(diagnostics)
-    rows = ask(con, root, figure("steps"))
-    if not rows:
-        return []
-    figures = [
-        draw(
-            title,
-            unit,
-            "step",
-            [Series(name=name, values={row["step"]: row[column] for row in rows}) for name, column in columns.items()],
-            note=note,
-            marks=marks,
-        )
-        for title, unit, note, columns in _FIGURES
-    ]
-    by_environment = [
-        *_environment_figures(steps_by_environment(con, root), marks),
-        *_component_figures(components_by_environment(con, root), diagnostics),
-        *_accuracy(con, root),
-    ]
-    return [*figures[:2], *by_environment, *figures[2:], _drops(ask(con, root, figure("outcomes_by_step")))]
-
-
-# Title, unit, and column of steps_by_environment.
-_BY_ENVIRONMENT: Sequence[tuple[str, str, str]] = (
-    ("Reward by environment", f"mean of a step's {POPULATIONS['reward_mean']}", "reward_mean"),
-    (
-        "Response length by environment",
-        f"tokens, mean of a step's {POPULATIONS['reward_mean']}",
-        "response_length_mean",
-    ),
-    ("Groups with a signal", "share of a step's groups whose rewards differ", "signal"),
-    ("Truncated", f"share of a step's {POPULATIONS['reward_mean']}", "truncated_fraction"),
-    ("Failed", f"share of a step's {POPULATIONS['reward_mean']}", "error_fraction"),
-)
-
-
-def _environment_figures(rows: Sequence[Row], marks: Sequence[Mark]) -> Iterator[Figure]:
-    """Yield plots with a line for each environment; of one environment those that no other plot shows."""
-    has_several = len({row["env_name"] for row in rows}) > 1
-    for title, unit, column in _BY_ENVIRONMENT if has_several else _BY_ENVIRONMENT[2:]:
-        yield draw(title, unit, "step", _by_environment(rows, "step", column), marks=marks)
-
-
-def _component_figures(rows: Sequence[Row], diagnostics: Sequence[Diagnostic]) -> Iterator[Figure]:
-    """Yield a plot for each environment whose rewards have components, with a line for each component."""
-    for env_name in dict.fromkeys(row["env_name"] for row in rows):
-        own = [row for row in rows if row["env_name"] == env_name]
-        lines = [
-            Series(name=name, values={row["step"]: row["value_mean"] for row in own if row["component"] == name})
-            for name in dict.fromkeys(row["component"] for row in own)
-        ]
-        unit = f"mean of a step's {POPULATIONS['reward_mean']}"
-        title = f"Components of the reward in {env_name}"
-        yield draw(title, unit, "step", lines, marks=_marks(diagnostics, env_name))
-
-
-def _accuracy(con: duckdb.DuckDBPyConnection, root: Root) -> Iterator[Figure]:
-    """Yield a plot of the share of correct answers, if environments say which ones are."""
-    rows = ask(con, root, means("version, env_name", "rollouts"))
-    if any(row["accuracy"] is not None for row in rows):
-        series = _by_environment(rows, "version", "accuracy")
-        yield draw("Correct answers", "share of a version's rollouts", "version", series)
-
-
-def _by_environment(rows: Sequence[Row], x: str, column: str) -> list[Series]:
-    names = list(dict.fromkeys(row["env_name"] for row in rows))
-    return [
-        Series(name=name, values={row[x]: row[column] for row in rows if row["env_name"] == name}) for name in names
-    ]
-
-
-def _drops(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    steps = sorted({row["step"] for row in rows})
-    counts = {(row["step"], row["outcome"]): row["num_rollouts"] for row in rows}
-    outcomes = list(dict.fromkeys(row["outcome"] for row in rows))
-    series = [
-        Series(name=outcome, values={step: counts.get((step, outcome), 0) for step in steps}) for outcome in outcomes
-    ]
-    note = "" if any(outcome != "used" for outcome in outcomes) else "No rollout was dropped."
-    return draw("Rollouts used and dropped", "rollouts per step", "step", series, note=note)
 
 
 def training_tables(reports: Mapping[str, Sequence[Row]], errors: Sequence[Row]) -> Iterator[Frame]:
@@ -449,10 +393,9 @@ def evaluation_section(
     chosen = stored_versions(connections.to(root), root, versions)
     if not chosen:
         return None
-    found = numbers(root, config, Chosen(versions=chosen), connections=connections)
+    found = numbers(root, config, Chosen(versions=chosen), con=connections.to(root))
     shown = Evaluation(url=root.url, numbers=found, confidence=config.confidence)
-    measures = [{**row, "title": measure_title(row)} for row in found.rows]
-    figures = list(_measure_figures(measures, config.confidence))
+    figures = [draw(data) for data in evaluation_figures(found.rows, config.confidence)]
     tables = {part.name: part for part in shown.parts() if isinstance(part, Frame)}
     of = tables["measures"]
     added = ("num_examples", *(["evaluation"] if "evaluation" not in of.shown else []))
@@ -465,7 +408,7 @@ def comparison_section(
 ) -> dict[str, Any]:
     """Compare sides in pairs, with the defaults of `ludic compare`. Raises ConfigError.
 
-    Each row has its facts, and the examples that gained and lost most.
+    Each row has its facts, and the examples that gained and lost most; `examples` are all.
     """
     parsed = comparing.parse_sides(sides, root)
     roots = {side.root.url: side.root for side in parsed}
@@ -491,7 +434,7 @@ def comparison_section(
                 "changed": {name: [_both(example, answers) for example in some] for name, some in changed.items()},
             }
         )
-    return {"rows": rows, "table": table, "warnings": compared.warnings}
+    return {"rows": rows, "table": table, "warnings": compared.warnings, "examples": compared.examples}
 
 
 def _both(example: Row, answers: Mapping[str, Mapping[str, Row]]) -> dict[str, Any]:
@@ -521,29 +464,6 @@ def _answers(
     found = ask(con, root, figure("answers_nearest_mean"), {**params, "examples": own_ids})
     texts = read_conversations(con, root, "evals", {each["rollout_id"]: each["version"] for each in found})
     return {each["env_example_id"]: {**each, "messages": texts.get(each["rollout_id"], [])} for each in found}
-
-
-def _measure_figures(rows: Sequence[Row], confidence: float) -> Iterator[Figure]:
-    """Yield a plot over versions for each measure that changes, with a line for each environment and evaluation."""
-    evaluations = {(row["env_name"], row["evaluation"]) for row in rows}
-    has_several = len(evaluations) > len({env for env, _ in evaluations})
-    for title in dict.fromkeys(row["title"] for row in rows):
-        of_measure = [row for row in rows if row["title"] == title]
-        if len({row["estimate"] for row in of_measure}) < 2 or len({row["policy_version"] for row in of_measure}) < 2:
-            continue
-        lines: dict[str, list[Row]] = {}
-        for row in of_measure:
-            name = f"{row['env_name']} {row['evaluation'] or 'imported'}" if has_several else row["env_name"]
-            lines.setdefault(name, []).append(row)
-        series = [
-            Series(
-                name=name,
-                values={row["policy_version"]: row["estimate"] for row in of_line},
-                intervals={row["policy_version"]: (row["low"], row["high"]) for row in of_line},
-            )
-            for name, of_line in lines.items()
-        ]
-        yield draw(title, f"mean over examples, {100 * confidence:g}% intervals", "version", series)
 
 
 # --- Conversations, cut to a length that a page can show -------------------------------------------------------------

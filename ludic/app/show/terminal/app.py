@@ -13,8 +13,8 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from ludic.app.show.data import MOST_ROWS, RunData, versions
 from ludic.app.show.stats import describe_sampling
-from ludic.app.show.terminal.data import MOST_ROWS, RunData, versions
 from ludic.app.show.terminal.list_screen import CompareList, ListScreen
 from ludic.app.show.terminal.rollout_screen import RolloutScreen, SideBySide
 from ludic.base import pairs

@@ -21,7 +21,7 @@ from textual.suggester import SuggestFromList
 from textual.widgets import DataTable, Footer, Input, Static
 from textual.worker import get_current_worker
 
-from ludic.app.show.terminal.data import TEXTS, Listing, Order, RunData, answers, groups, quote_name, rollouts, versions
+from ludic.app.show.data import TEXTS, Listing, Order, RunData, answers, groups, quote_name, rollouts, versions
 from ludic.base import ColumnFormat, column_format
 from ludic.base.printable import printable
 from ludic.errors import LudicError, one_line
@@ -136,7 +136,7 @@ class ListScreen(Screen[None]):
     @work(thread=True, exclusive=True, group="diagnostics")
     def _load_diagnostics(self) -> None:
         try:
-            diagnostics = self._view.data.diagnostics()
+            diagnostics = list(map(str, self._view.data.diagnostics()))
         except LudicError:  # the list reports unreadable files
             return
         if not get_current_worker().is_cancelled:
@@ -270,7 +270,7 @@ class ListScreen(Screen[None]):
         elif self.listing.table == "evals":
             self.app.push_screen(ListScreen(rollouts("evals", version=row["version"], env=row["env"])))
         else:
-            self.app.push_screen(ListScreen(groups(row["version"], row["env"])))
+            self.app.push_screen(ListScreen(groups(version=row["version"], env=row["env"])))
 
     def action_all(self) -> None:
         """Open the rollouts of the version, or of the list of groups, without groups."""

@@ -18,16 +18,16 @@ class ViewOptions:
     """Options of `ludic view`."""
 
     rollout_id: Annotated[str | None, Shown("[ID]", by_position=True)] = None
-    """Rollout to begin with, or a beginning or an end of its id, which may be in quotes; as text, also a group. None
-    begins with the versions."""
+    """Rollout to open first: its id, or the first or last characters of it, which may be in quotes; as text, also a
+    group. None opens the versions."""
     author: str | None = None
     """Author of labels given in the viewer; None is the user of this machine."""
     picture: Path | None = None
     """SVG file to write a picture of the first screen to, instead of opening the viewer."""
     web: bool = False
-    """Serve the viewer to browsers instead of opening it in this terminal."""
+    """Serve pages to browsers, at an address that is printed, instead of opening the viewer in this terminal."""
     host: str = LOCAL_HOST
-    """Address to serve at; any but the default lets other machines read the run and write labels."""
+    """Address to serve at; any but the default is open to other machines, and the connection is not encrypted."""
     host_names: tuple[str, ...] = ()
     """More names by which browsers call this machine, such as a proxy's; requests for other names are refused."""
     port: Port = PORT

@@ -1,11 +1,9 @@
 """Show one rollout with its conversation, tokens, steps, tools and training, or two rollouts side by side."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, cast, get_args
 
 from rich.console import Group, RenderableType
-from rich.rule import Rule
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
@@ -15,10 +13,9 @@ from textual.screen import Screen
 from textual.widgets import Footer, Static
 from textual.worker import get_current_worker
 
-from ludic.app.show.terminal.data import RolloutTable, rollouts
+from ludic.app.show.data import RolloutTable, rollouts
 from ludic.app.show.terminal.list_screen import ROLLOUT_KEYS, LabelForm, ListScreen, Viewer
-from ludic.app.show.transcript import Color, Lookup, PrintOptions, rollout_parts
-from ludic.base import number
+from ludic.app.show.transcript import Color, Lookup, PrintOptions, label_lines, rollout_parts
 from ludic.base.printable import printable
 from ludic.errors import LudicError, one_line
 
@@ -78,22 +75,11 @@ class RolloutPane(VerticalScroll):
         self.options = replace(self.options, **options)
         if self.found is not None:
             parts = rollout_parts(self.found, self.options, self._view.data.token_reader)
-            self._update(Group(*parts, *_label_lines(self._labels)))
+            self._update(Group(*parts, *label_lines(self._labels)))
 
     def _update(self, content: RenderableType) -> None:
         if self.is_mounted:
             self.query_one("#body", Static).update(content)
-
-
-def _label_lines(labels: list[dict[str, Any]]) -> Iterator[RenderableType]:
-    if labels:
-        yield Rule("labels", align="left", style="dim")
-    for label in labels:
-        mark = label["text"] or (number(label["value"]) if label["value"] is not None else "")
-        line = (
-            f"{label['name']} {mark}  by {label['author']}, {label['created_at']:%Y-%m-%d %H:%M}  {label['note'] or ''}"
-        )
-        yield Text(printable(line))
 
 
 class _PaneScreen(Screen[None]):

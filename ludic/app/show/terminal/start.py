@@ -1,7 +1,6 @@
 """Start the viewer in this terminal, in browsers, or for one picture. Raises ConfigError, UnknownIdError."""
 
 import asyncio
-import os
 import re
 import sys
 from dataclasses import replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ludic.app.show.lookup import look_up
 from ludic.app.show.terminal.options import ViewOptions
-from ludic.base import end_with_parent, local_path, require
+from ludic.base import local_path, require
 from ludic.errors import ConfigError
 from ludic.root import Root
 
@@ -19,25 +18,20 @@ if TYPE_CHECKING:
 
 _PICTURE_SIZE = (124, 36)
 _FONT_FACES = re.compile(r"@font-face\s*\{[^}]*\}")
-_IN_BROWSER = "TEXTUAL_DRIVER"
-"""Environment variable that textual-serve sets for the process of a page."""
 _TITLE = "ludic view"
 
 
 def view_run(root: Root, options: ViewOptions) -> None:
     """Open the viewer of a run."""
-    require("textual", "view", "the viewer")
+    require("uvicorn" if options.web else "textual", "view", "the viewer")
     if options.rollout_id is not None:
         found = look_up(root, options.rollout_id, "rollout").record.rollout_id
         options = replace(options, rollout_id=found)
     if options.web:
-        require("textual_serve", "view", "the viewer in a browser")
-        from ludic.app.show.terminal.web import serve
+        from ludic.app.show.web.server import serve
 
         serve(root, options)
         return
-    if _IN_BROWSER in os.environ:
-        end_with_parent()
     from ludic.app.show.terminal.app import ViewApp
 
     app = ViewApp(root, rollout_id=options.rollout_id, author=options.author)
@@ -52,11 +46,31 @@ def view_run(root: Root, options: ViewOptions) -> None:
         app.run()
 
 
+def view_runs(folder: str, options: ViewOptions) -> None:
+    """List the runs below a folder; the viewer of a chosen run leads back to the list."""
+    for name, is_given in {"ID": options.rollout_id, "picture": options.picture}.items():
+        if is_given:
+            raise ConfigError(
+                f"{folder} is not a run, and {name} is of one; `ludic runs {folder}` lists the runs below it"
+            )
+    require("uvicorn" if options.web else "textual", "view", "the viewer")
+    if options.web:
+        from ludic.app.show.web.server import serve
+
+        serve(folder, options)
+        return
+    if not has_terminal():
+        raise ConfigError(f"the viewer needs a terminal; `ludic runs {folder}` prints to files and pipes")
+    from ludic.app.show.terminal.run_list import RunListApp
+
+    chosen: str | None = None
+    while (chosen := RunListApp(folder, chosen).run()) is not None:
+        view_run(Root.open(chosen), options)
+
+
 def has_terminal() -> bool:
-    """Return whether the viewer can open: in a terminal, or as the process of a page in a browser."""
-    return _IN_BROWSER in os.environ or all(
-        stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
-    )
+    """Return whether the viewer can open."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 async def draw(app: "ViewApp", *keys: str) -> str:

@@ -2,13 +2,14 @@
 -- grain: one row per step | reads: metrics, attempt_chain
 -- sampled_tokens_per_s: tokens that workers sampled since the step before; NULL for the first step, and if no worker
 -- has metrics
+-- memory_gb: 1 GB is 1e9 bytes
 -- NULL: a metric that the step did not measure
 with measured as materialized ( -- of many small files, which are read once
     select
         kind, attempt_id, step, created_at, num_tokens,
         reward_mean, response_length_mean, entropy, reference_kl, sampler_kl, sampler_kl_k1, ratio_p01,
         ratio_mean, ratio_p99, clip_fraction, off_policy_steps_mean, off_policy_steps_max, tokens_per_s,
-        step_s, wait_s, loss, grad_norm, expert_imbalance
+        step_s, wait_s, loss, grad_norm, expert_imbalance, memory_bytes / 1e9 as memory_gb
     from metrics
 ),
 

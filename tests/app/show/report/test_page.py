@@ -1,5 +1,6 @@
 """What a report shows of a run, its evaluations and comparisons; figures worked by hand."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from strategies import make_group
 
 import ludic
 from ludic.app.show.report.page import evaluation_section, gather, render
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, QueryError
 from ludic.eval.config import MeasureConfig
 from ludic.records.rollout import RolloutBatch, RolloutMetadata
 from ludic.root.root import Root
@@ -58,7 +59,7 @@ def test_steps_are_plotted_with_their_numbers(of_trained: str) -> None:
     assert re.search("Response length tokens, mean of [^ ]+ [^ ]+ used rollouts", text)
     assert "used 8 8 8 8 8 dropped by drop_zero_variance_groups 4 4 4 4 4" in text
     assert "drop_zero_variance_groups 4 33.3%" in text
-    assert "Not measured in this run: KL to the reference model" in text
+    assert "Not measured: KL to the reference model" in text
     for title in ("Response length", "Entropy", "Mismatch of sampler and trainer", "Lag", "Throughput"):
         assert title in text
 
@@ -106,6 +107,28 @@ def test_groups_are_listed_by_environment_with_the_wanted_answer(root: Root, sto
 
 
 @pytest.mark.slow
+def test_rewards_by_a_column_of_the_data_set_have_a_table_of_the_most_frequent_values(
+    root: Root, store_rollouts: StoreRollouts
+) -> None:
+    name = "<b>level\n--"
+    for number in range(14):  # 0 to 13, of which the first six are hard
+        value = "hard <i>" if number < 6 else number
+        columns = None if number == 13 else json.dumps({name: value})
+        store_rollouts([[float(number), float(number)]], seed=number, example_columns=columns)
+    text = shown(root, by=name)
+    # 0 to 5, each a group: 2.5, and sqrt(3.5 / 6) * 2.571 on either side
+    assert "rollouts groups mean reward 95% interval hard &lt;i&gt; 12 6 2.5 0.537 to 4.46" in text
+    assert "10 2 1 10 too few examples (1)" in text
+    assert "- 2 1 13 too few examples (1)" in text
+    with pytest.raises(QueryError, match=r"column 'level' is unknown; did you mean '<b>level\\n--'\?"):
+        ludic.Run(root).report(by="level")
+    store_rollouts([[0.0]] * 7, seed=20, example_columns=None)
+    for number in range(14, 20):
+        store_rollouts([[0.0]], seed=number, example_columns=json.dumps({name: number}))
+    assert "the 12 most frequent values, without 3 others, with 3 rollouts" in shown(root, by=name)
+
+
+@pytest.mark.slow
 def test_many_environments_have_one_best_and_one_worst_group_each(root: Root, store_rollouts: StoreRollouts) -> None:
     for number in range(5):
         for seed in range(3):
@@ -139,6 +162,12 @@ def test_correct_answers_are_plotted_by_version_and_environment(of_trained: str,
 def test_the_head_of_a_report_says_how_the_run_was_trained(of_trained: str) -> None:
     text = of_trained
     head = text[: text.index("Training", text.index("steps"))]
+    # Groups of mean 1/2 and 1/3, and one of equal rewards that was dropped before: the only step has their mean.
+    assert re.search(
+        r"run finished, step 1 of 1 \S+, rloo on \S+ · reward 0.417 → 0.417 \(first and last step\) · "
+        "no evaluations to compare · 2 warnings Settings run ",
+        head,
+    )
     for fact in ("advantage rloo", "objective reinforce", "algorithm rloo", "LoRA off", "steps 1 of 1"):
         assert fact in head
     assert re.search(
@@ -180,6 +209,7 @@ def test_evaluations_come_with_intervals_and_gains(root: Root, store_samples: St
     # Clopper-Pearson of 0 of 8 and of 8 of 8: 0.025 ** (1 / 8) = 0.6306
     assert "0 addition mean_reward 0 0 to 0.369" in text
     assert re.search(r"3 addition mean_reward 1 0\.63\d* to 1", text)
+    assert "· evaluation @3 against @0: better ·" in text
     # Eight of eight up: McNemar 2 / 2**8
     assert re.search(r"@3 addition mean_reward 0 1 1 0\.\d+ to 1 0\.0078 0\.0078", text)
     assert "8 pairs, 8 up and 0 down, McNemar&#39;s exact test" in text

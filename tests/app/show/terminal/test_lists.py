@@ -286,7 +286,7 @@ def test_arrows_and_page_keys_go_through_all_pages(many: Root):
 
 @pytest.mark.slow
 def test_more_rows_than_are_held_are_counted(many: Root, monkeypatch):
-    monkeypatch.setattr("ludic.app.show.terminal.data.MOST_ROWS", 100)
+    monkeypatch.setattr("ludic.app.show.data.MOST_ROWS", 100)
     monkeypatch.setattr(ViewApp, "most_rows", 100)
 
     async def steps(app, pilot):
