@@ -33,7 +33,8 @@ READERS_OF_OTHER_TEXTS = {
         records/tables.py root/sql/library.py root/sql/listed_files.py root/json_records.py root/rows/files.py
         training/inherited_settings.py training/numerics.py run/config.py app/cli/docs.py eval/what_if/cut.py
         app/operations/fit.py training/batches/source.py app/launch/vllm_server.py app/launch/fork_server.py
-        adapters/environments/verifiers.py adapters/exports/tables.py settings/table.py app/show/runs.py app/show/web/rollout.py
+        adapters/environments/verifiers.py adapters/exports/tables.py settings/table.py app/show/runs.py
+        app/show/web/rollout.py
     """,
     "what a user gives": """
         settings/values.py base/config_files.py base/data_files.py records/messages.py adapters/imports/evaluations.py
