@@ -68,7 +68,7 @@ def test_every_measure_has_one_estimand_in_eval_and_compare(root: Root, store_sa
         wanted = by_hand(Samples.choose(root, connections.to(root), Chosen(versions=[0])))
         assert {measure for measure, _ in wanted} == set(packaged_names("measures"))
         for interval in get_args(IntervalMethod):
-            rows = numbers(root, ALL, Chosen(versions=[0]), interval, connections).rows
+            rows = numbers(root, ALL, Chosen(versions=[0]), interval, connections.to(root)).rows
             assert {(row["measure"], row["part"]): row["estimate"] for row in rows} == pytest.approx(wanted)
             for row in rows:
                 assert row["low"] is None or row["low"] <= row["estimate"] <= row["high"], row

@@ -85,7 +85,7 @@ def test_the_first_plot_is_on_the_first_screen_and_shows_its_values_under_the_po
     values = plot.locator(".at p")
     assert not values.first.is_visible()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    assert values.first.inner_text().split("\n") == ["step 1", "● reward 0.4167", "warning 2 begins"]
+    assert values.first.inner_text().split("\n") == ["step 1", "● reward 0.4167", "warning 1 begins"]
     page.emulate_media(media="print", color_scheme="dark")
     assert not values.first.is_visible()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

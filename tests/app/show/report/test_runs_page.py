@@ -65,7 +65,7 @@ def test_runs_that_differ_in_the_seed_are_one_line_and_others_have_their_own(mak
 
 @pytest.mark.slow
 def test_a_run_that_was_resumed_is_one_curve(make_run: MakeRun) -> None:
-    first, other = make_run("first", 1.0, 7.0), make_run("other", 2.0, 3.0)
+    first, other = make_run("first", 1.0, 7.0), make_run("other", 2.0, 3.0, learning_rate=1e-3)
     train_on(first, {2: [[3.5, 4.5]], 3: [[4.5, 5.5]]}, parent=(1, 1))  # trains step 2 again
     report = ludic.Run(first).report(also=[other.url])
     assert values_of(report.html, "Reward").endswith("step first other 1 1 2 2 4 3 3 5 -")
