@@ -96,7 +96,7 @@ def test_a_metric_says_its_interval(run: ludic.Run, logs: Path, tmp_path: Path):
     (row,) = run.eval(3, stored=True, measures=["success_rate"]).measures.to_dicts()
     metric = read(logs).results.scores[0].metrics["success_rate"]
     assert metric.metadata == {"interval": "korn_graubard", "low": row["low"], "high": row["high"]}
-    assert read(logs).results.scores[0].metrics["response_length"].metadata == {"interval": "too few examples"}
+    assert read(logs).results.scores[0].metrics["response_length"].metadata == {"interval": "too few examples (3)"}
     assert "response_length_stderr" not in read(logs).results.scores[0].metrics
 
 
