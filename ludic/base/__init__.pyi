@@ -89,6 +89,7 @@ from .processes import SAFE_ENVIRONMENT as SAFE_ENVIRONMENT
 from .processes import become_python as become_python
 from .processes import describe_end as describe_end
 from .processes import end_with_parent as end_with_parent
+from .processes import host_bytes as host_bytes
 from .processes import peak_memory as peak_memory
 from .processes import protect_library_processes as protect_library_processes
 from .processes import python_words as python_words
@@ -109,6 +110,7 @@ from .results import can_draw as can_draw
 from .results import cell as cell
 from .results import column_format as column_format
 from .results import number as number
+from .results import of_total as of_total
 from .results import open_console as open_console
 from .results import pairs as pairs
 from .results import plain_table as plain_table

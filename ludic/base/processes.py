@@ -67,6 +67,16 @@ def describe_end(returncode: int) -> str | None:
     return f"ended with exit code {returncode}"
 
 
+def host_bytes() -> int | None:
+    """Return the memory of the machine, or less if a container is limited to less; None if it is unknown."""
+    known = []
+    with suppress(ValueError, OSError, AttributeError):  # not on every system
+        known.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with suppress(ValueError, OSError):  # "max" without a limit
+        known.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return min(known, default=None)
+
+
 def peak_memory() -> int:
     """Return the most memory that was resident since this program began, in bytes."""
     with suppress(OSError), Path("/proc/self/status").open(encoding="utf-8") as lines:

@@ -166,6 +166,9 @@ class Sentence:
     mark: str = ""
     style: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.mark}{self.text}"
+
 
 Part = Frame | Sentence | Mapping[str, str] | str
 """Part of a result: a table, a line, or facts by title."""
@@ -480,6 +483,11 @@ def pairs(values: Mapping[str, str]) -> "Table":
     for name, value in values.items():
         table.add_row(Text(printable(name), style="bold"), Text(printable(value), overflow="fold"))
     return table
+
+
+def of_total(count: int, total: int | None) -> str:
+    """Format a count with its total, if that is known: 3 of 10, or 3."""
+    return f"{count:,}" if total is None else f"{count:,} of {total:,}"
 
 
 def plural(count: int, noun: str) -> str:

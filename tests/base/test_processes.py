@@ -157,7 +157,10 @@ def protect_library_processes(args: list[str], folder: Path) -> int:
 
 
 WAYS = [start_python, start_python_in_loop, become_python, python_words, protect_library_processes]
-OTHERS = {"safe_environment", "describe_end", "end_with_parent", "signal_when_parent_ends", "peak_memory"}
+OTHERS = {
+    *("safe_environment", "describe_end", "end_with_parent", "signal_when_parent_ends"),
+    *("peak_memory", "host_bytes"),
+}
 IMPORT = f"import {', '.join(name for name in NAMES if name in sys.stdlib_module_names)}"
 CHILD = f"{IMPORT}, subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', '{IMPORT}']).returncode)"
 """Imports modules, and starts a process that does so, as torchrun and multiprocessing do."""

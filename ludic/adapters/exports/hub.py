@@ -24,7 +24,20 @@ from ludic.app import Pushed
 from ludic.base import LUDIC, installed_version, mask, public_values, require, temporary_folder
 from ludic.errors import ConfigError, StoreError, one_line
 from ludic.eval import Chosen, MeasureConfig, numbers, stored_versions
-from ludic.root import ANSWERS, ATTEMPTS, CARD, IDENTITY, PICTURE, RUN, SHARED, WORKERS, Root, decode_json, encode_json
+from ludic.root import (
+    ANSWERS,
+    ATTEMPTS,
+    CARD,
+    IDENTITY,
+    PICTURE,
+    RUN,
+    SHARED,
+    WORKERS,
+    Root,
+    decode_json,
+    encode_json,
+    newest_attempt,
+)
 from ludic.root.sql import ask, connect, figure, open_duckdb, open_result
 from ludic.root.storage import follow_umask
 from ludic.root.weights import read_identity, read_policy
@@ -243,8 +256,7 @@ def _without_folders(value: Any) -> Any:
 
 def _settings(root: Root) -> dict[str, Any]:
     """Return the settings of the run and of its newest trainer, without secrets and folders."""
-    newest = max(ATTEMPTS.listed(root), default=None)
-    attempt = None if newest is None else ATTEMPTS.read(root, *newest)
+    attempt = newest_attempt(root)
     own = decode_json(root.read(RUN.template))
     trained: Mapping[str, Any] = {} if attempt is None else attempt.config
     values = {name: value for name, value in {**own, **trained}.items() if name not in ("run_id", "digest")}
@@ -275,13 +287,15 @@ def _provenance(con: Any, root: Root, version: int | None) -> dict[str, Any]:
 
 def _code(root: Root) -> list[Mapping[str, Any]]:
     """Return role, name and digest of the code that sampled and trained, each once."""
-    records: list[Mapping[str, Any]] = []
-    for kind in (ATTEMPTS, WORKERS):
-        for name in kind.listed(root):
-            found = kind.read(root, *name)
-            records += [] if found is None else found.code
+    records = [record for process in _processes(root) for record in process.code]
     rows = {(each.get("role"), _without_folders(each.get("name")), each.get("sha256")): None for each in records}
     return [dict(zip(("role", "name", "sha256"), row, strict=True)) for row in rows]
+
+
+def _processes(root: Root) -> Iterator[Any]:
+    """Yield the records of all trainers and workers: attempts, and claims of slots."""
+    records = (kind.read(root, *name) for kind in (ATTEMPTS, WORKERS) for name in kind.listed(root))
+    return (each for each in records if each is not None)
 
 
 # --- What names machines and people -----------------------------------------------------------------------
@@ -310,8 +324,7 @@ def _find_personal(root: Root, folder: Path) -> list[dict[str, Any]]:
 
 def _patterns(root: Root) -> dict[str, str]:
     """Return regular expressions, which Python and DuckDB read alike, by what they find."""
-    records = [kind.read(root, *name) for kind in (ATTEMPTS, WORKERS) for name in kind.listed(root)]
-    hosts = {each.owner.rpartition("-")[0] for each in records if each is not None} | {socket.gethostname()}
+    hosts = {each.owner.rpartition("-")[0] for each in _processes(root)} | {socket.gethostname()}
     words = {f"host {host}": host for host in sorted(hosts - {"", "localhost"})}
     with suppress(KeyError, OSError):  # a container's user may have no name
         if (user := getpass.getuser()) != "root":

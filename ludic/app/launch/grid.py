@@ -25,7 +25,7 @@ from ludic.app.launch.process import KILL_AFTER_S, config_args, stop_variables
 from ludic.app.launch.supervisor import ChildProcess, stop_processes
 from ludic.app.show.run_table import RunTable
 from ludic.app.show.runs import RunSummary, summarise
-from ludic.base import VARIABLE, Gpus, Part, is_url, left_out, number, open_console, plural, private_folder
+from ludic.base import VARIABLE, Gpus, Part, is_url, left_out, number, of_total, open_console, plural, private_folder
 from ludic.base.results import print_part, printable
 from ludic.base.row_files import to_plain
 from ludic.errors import ConfigError
@@ -237,8 +237,8 @@ def _lines(processes: GridProcesses, runs: Sequence[GridRun]) -> Iterator[str]:
 def _progress(run: RunSummary) -> str:
     if not run.step:
         return "starting"
-    of_all = "" if run.num_steps is None else f" of {run.num_steps:,}"
-    return f"step {run.step:,}{of_all}" + ("" if run.reward is None else f", reward {number(run.reward, 4)}")
+    reward = "" if run.reward is None else f", reward {number(run.reward, 4)}"
+    return f"step {of_total(run.step, run.num_steps)}{reward}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

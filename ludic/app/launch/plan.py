@@ -5,19 +5,16 @@ the figures of a model, ludic.app.launch.gpus says who gets which GPU. All sizes
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 from transformers import PreTrainedConfig
 
 from ludic.app.launch.config import LaunchConfig
 from ludic.app.launch.gpus import WHOLE_SHARE, GpuPlan, gpu_plan
-from ludic.base import ENGINE, size, visible_gpus
+from ludic.base import ENGINE, host_bytes, size, visible_gpus
 from ludic.engines import VLLM, EngineConfig
 from ludic.models import max_positions
 from ludic.run import RunConfig
@@ -82,17 +79,7 @@ def local_machine() -> Machine:
         import torch
 
         gpu_bytes = min(torch.cuda.get_device_properties(number).total_memory for number in range(len(names)))
-    return Machine(gpus=len(names), gpu_bytes=gpu_bytes, host_bytes=_host_bytes())
-
-
-def _host_bytes() -> int | None:
-    """Return the memory of the machine, or less if a container is limited to less; None if it is unknown."""
-    known = []
-    with suppress(ValueError, OSError, AttributeError):  # not on every system
-        known.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    with suppress(ValueError, OSError):  # "max" without a limit
-        known.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return min(known, default=None)
+    return Machine(gpus=len(names), gpu_bytes=gpu_bytes, host_bytes=host_bytes())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,12 +115,9 @@ def _checked(names: Sequence[Any], by: Any) -> tuple[str, ...]:
 
 
 def _marks_of(connections: "Connections", root: "Root") -> "list[Mark]":
-    from ludic.app.show.figures import diagnostic_marks
-    from ludic.app.show.watch import stored_diagnostics
-    from ludic.root.sql import ask, figure
+    from ludic.app.show.figures import diagnostic_marks, read_diagnostics
 
-    rows = ask(connections.to(root), root, figure("newest_metrics"))
-    return diagnostic_marks(stored_diagnostics(root, rows))
+    return diagnostic_marks(read_diagnostics(connections.to(root), root))
 
 
 def _overlaid(

@@ -12,14 +12,23 @@ from functools import cache, partial
 from math import inf
 from os import PathLike, fspath
 from os.path import commonprefix
-from pathlib import PurePath
 from typing import Any
 
 import duckdb
 import numpy as np
 
-from ludic.app.show.runs import RunSummary, differing, find_runs, group_runs, setting_text, summarise
-from ludic.base import NOT_ESTIMATED, Frame, Part, Sentence, number, plural
+from ludic.app.show.runs import (
+    RunSummary,
+    differing,
+    digests_of,
+    find_runs,
+    group_runs,
+    home_of,
+    is_data,
+    setting_text,
+    summarise,
+)
+from ludic.base import NOT_ESTIMATED, Frame, Part, Sentence, number, of_total, plural
 from ludic.errors import ConfigError, unknown_name
 from ludic.eval import (
     FEWEST_EXAMPLES,
@@ -33,7 +42,7 @@ from ludic.eval import (
     reward_columns,
 )
 from ludic.records import Row
-from ludic.root import RUN, Root, is_questions, newest_attempt
+from ludic.root import RUN, Root, newest_attempt
 from ludic.root.sql import Connections, RootLike, ask, figure
 from ludic.root.storage import Storage
 
@@ -140,16 +149,15 @@ def read_facts(con: duckdb.DuckDBPyConnection, root: Root, data: dict[str, str])
     """
     found: dict[tuple[str, str], list[str]] = {}
     for row in ask(con, root, figure("newest_code")):
-        is_data = row["role"] == "environment" and is_questions(row["name"])
-        digests = {"": row["sha256"], **(row["imports"] or {})}
+        of_data, digests = is_data(row), digests_of(row)
         name = comparable_name(row["name"])
-        if is_data:
+        if of_data:
             name = data.setdefault(json.dumps(digests), name)
         for part, digest in digests.items():
-            title = " ".join(filter(None, ("" if is_data else row["role"], name, part)))
-            home = row["package"] or PurePath(row["path"] or "").name
-            text = " ".join(filter(None, ("" if is_data or part else home, (digest or "unknown")[:_DIGITS])))
-            found.setdefault(("data" if is_data else "code", title), []).append(text)
+            title = " ".join(filter(None, ("" if of_data else row["role"], name, part)))
+            home = "" if of_data or part else home_of(row)
+            text = " ".join(filter(None, (home, (digest or "unknown")[:_DIGITS])))
+            found.setdefault(("data" if of_data else "code", title), []).append(text)
     return {key: " and ".join(dict.fromkeys(texts)) for key, texts in found.items()} | _machine(root)
 
 
@@ -336,7 +344,7 @@ def _by_value(row: Row) -> str:
 
 
 def _progress(row: Row) -> str:
-    return f"{row['step']:,}" if row["num_steps"] is None else f"{row['step']:,} of {row['num_steps']:,}"
+    return of_total(row["step"], row["num_steps"])
 
 
 def _rounded(value: float | None) -> int | None:

@@ -17,17 +17,17 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 
+from ludic.app.show.figures import read_diagnostics
 from ludic.app.show.lookup import look_up
 from ludic.app.show.stats import FRACTIONS
 from ludic.app.show.status import RunStatus
 from ludic.app.show.transcript import Lookup, TokenReader, load_token_reader
-from ludic.app.show.watch import Watcher, stored_diagnostics
+from ludic.app.show.watch import Watcher
 from ludic.errors import LudicError, QueryError
 from ludic.records import WITHOUT_LOGPROBS
 from ludic.root import Root
 from ludic.root.rows import LABEL, put_label
 from ludic.root.sql import (
-    ask,
     columns_to_group,
     connect,
     figure,
@@ -401,8 +401,7 @@ class RunData:
     def diagnostics(self) -> list[Diagnostic]:
         """Return the diagnostics of the run, and since when, as `ludic watch` does."""
         with self.reading() as con:
-            rows = ask(con, self.root, figure("newest_metrics"))
-        return stored_diagnostics(self.root, rows)
+            return read_diagnostics(con, self.root)
 
     def status(self) -> RunStatus:
         """Return the state of the run now, as `ludic watch` shows it."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import duckdb
 
 from ludic.app.show.evaluations import measure_title
+from ludic.app.show.watch import stored_diagnostics
 from ludic.base import number
 from ludic.errors import ConfigError, similar_names, unknown_name
 from ludic.eval import Chosen, MeasureConfig, numbers, stored_versions
@@ -421,7 +422,8 @@ def step_frame(con: duckdb.DuckDBPyConnection, root: Root, by: str | None = None
     if by is None:
         return pl.DataFrame(pl.from_arrow(ask_table(con, root, figure("steps"))))
     rows = steps_by(con, root, by)
-    names = [name for name in (rows[0] if rows else _BY_COLUMNS) if name not in ("step", "value")]
+    columns = [kind.split for kind in FIGURES if kind.split and kind.x_name == "step"]
+    names = [name for name in (rows[0] if rows else columns) if name not in ("step", "value")]
     called = "value" if by in ("step", *names) else by
     values = pl.Series(called, [row["value"] for row in rows], strict=False)
     steps = pl.Series("step", [row["step"] for row in rows], pl.Int64)
@@ -463,6 +465,11 @@ _FIRST = ("reward_mean", "response_length_mean")
 """Figures that come first, and then once more by environment."""
 _FEWEST_LINES: Mapping[Source, int] = {"versions": 1, "turns": 2, "tools": 1}
 """Lines of a figure below which a report leaves it out: one turn is shown by reward and length already."""
+
+
+def read_diagnostics(con: duckdb.DuckDBPyConnection, root: Root) -> list[Diagnostic]:
+    """Return the diagnostics of a run, those of far steps over all steps. con: a connection to it."""
+    return stored_diagnostics(root, ask(con, root, figure("newest_metrics")))
 
 
 def diagnostic_marks(diagnostics: Sequence[Diagnostic], env_name: str | None = None) -> list[Mark]:
@@ -688,9 +695,6 @@ def _joined(kind: FigureKind, parts: Sequence[FigureData]) -> FigureData:
     )
 
 
-_BY_COLUMNS = ("reward_mean", "response_length_mean", "signal", "truncated_fraction", "error_fraction")
-
-
 # --- Several runs ----------------------------------------------------------------------------------------------------
 
 
@@ -733,6 +737,15 @@ def overlay(figures: Mapping[str, FigureData], groups: Mapping[str, str] | None 
         ],
         notes=[*dict.fromkeys(notes)],
     )
+
+
+def overlays(figures: Mapping[str, Sequence[FigureData]], groups: Mapping[str, str] | None = None) -> list[FigureData]:
+    """Return each figure that any run has, of all runs that have it; see `overlay`. figures: by the run's label."""
+    by_name: dict[str, dict[str, FigureData]] = {}
+    for label, of_run in figures.items():
+        for data in of_run:
+            by_name.setdefault(data.name, {})[label] = data
+    return [overlay(of_runs, groups) for of_runs in by_name.values()]
 
 
 def _mean_of(members: Sequence[Series]) -> Series:

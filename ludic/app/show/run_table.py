@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ludic.app.show.runs import RunSummary, differing, differing_code, find_runs, setting_text, summarise
-from ludic.base import Frame, Part, Result, age, column_format, is_url, open_console
+from ludic.base import Frame, Part, Result, age, column_format, is_url, of_total, open_console
 from ludic.base.results import print_part, printable
 from ludic.errors import LudicError, one_line
 
@@ -164,7 +164,7 @@ def _fitting(frame: Frame, columns: Iterable[str], width: int) -> list[str]:
 
 
 def _step(row: Mapping[str, Any]) -> str:
-    return f"{row['step']:,}" if row["num_steps"] is None else f"{row['step']:,} of {row['num_steps']:,}"
+    return of_total(row["step"], row["num_steps"])
 
 
 def _tokens(row: Mapping[str, Any]) -> str:

@@ -397,31 +397,41 @@ def _source(root: Root, attempt: Attempt | None, problems: list[str]) -> tuple[d
     newest = min(lives, key=lambda found: (found.slot, -found.life), default=None)
     claim = newest and _if_sound(lambda: WORKERS.read(root, newest.slot, newest.life), problems)
     records = [*(attempt.code if attempt else ()), *(claim.code if claim else ())]
-    data = {str(record.get("name")): _data_text(record) for record in records if _is_data(record)}
+    data = {str(record.get("name")): _data_text(record) for record in records if is_data(record)}
     return dict(item for record in records for item in code_texts(record)), data
 
 
-def _is_data(record: Row) -> bool:
+def is_data(record: Row) -> bool:
+    """Return whether a code record is of a data set."""
     return record.get("role") == "environment" and is_questions(str(record.get("name")))
+
+
+def digests_of(record: Row) -> dict[str, str | None]:
+    """Return the digests of a code record's source, by "", and of its imports, by their names."""
+    return {"": record.get("sha256"), **(record.get("imports") or {})}
+
+
+def home_of(record: Row) -> str:
+    """Return the package of a code record's source, or the name of its file."""
+    return record.get("package") or PurePath(record.get("path") or "").name
 
 
 def _data_text(record: Row) -> str:
     """Return the name of a data set's file and the digest of its rows; equal rows have one digest."""
-    digests = [record.get("sha256"), *sorted((record.get("imports") or {}).values())]
+    source, *imports = digests_of(record).values()
+    digests = [source, *sorted(imports, key=str)]
     shown = "+".join(str(digest or "unknown")[:_DIGITS] for digest in digests)
     return f"{PurePath(str(record.get('name'))).name} {shown}"
 
 
 def code_texts(record: Row) -> Iterator[tuple[str, str]]:
     """Yield a code record's source and its imports as texts, by role and name; nothing for a data set."""
-    if _is_data(record):
+    if is_data(record):
         return
     role, named = str(record.get("role")), str(record.get("name"))
     name = f"{role} {comparable_name(named)}"
-    home = record.get("package") or PurePath(record.get("path") or "").name
-    digests = {"": record.get("sha256"), **(record.get("imports") or {})}
-    for part, digest in digests.items():
-        yield f"{name} {part}".strip(), f"{part or home} {str(digest or 'unknown')[:_DIGITS]}".strip()
+    for part, digest in digests_of(record).items():
+        yield f"{name} {part}".strip(), f"{part or home_of(record)} {str(digest or 'unknown')[:_DIGITS]}".strip()
 
 
 @cache

@@ -3,7 +3,7 @@
 Reads footers and scalar columns, no tokens. Files that can't be read, or were quarantined, are listed and left out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from ludic.app.show.evaluations import interval_text
 from ludic.base import Frame, Part, Result, Sentence, Track, cell, number, plural, sparkline, untracked
 from ludic.errors import SchemaError
 from ludic.eval import clustered
+from ludic.records import Row, comparable_reward
 from ludic.root import CHECKPOINTS, POLICIES, OtherTrainer, Root, convert, decode_json, other_trainer, other_trainer_of
 from ludic.root.maintenance import TABLES, FileFooter, read_footers
 from ludic.root.rows import list_quarantined
@@ -381,3 +382,14 @@ def _training(stats: Mapping[str, Any]) -> dict[str, str]:
         "attempts": f"{len(attempts)}, the newest by {attempts[-1]['owner']} at {started}",
         "policy": "no weights are stored" if newest is None else f"newest with weights: version {newest}",
     }
+
+
+def extremes(rows: Iterable[Row]) -> list[tuple[str, Row]]:
+    """Return the best and the worst row of a group, each with a title; one row if their rewards are equal."""
+    scored = sorted((row for row in rows if row["episode_reward"] is not None), key=lambda row: row["episode_reward"])
+    if not scored:
+        return []
+    worst, best = scored[0], scored[-1]
+    if comparable_reward(worst["episode_reward"]) == comparable_reward(best["episode_reward"]):
+        return [("one of equal rewards", best)]
+    return [("best", best), ("worst", worst)]

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ludic.app.show.balance import MOST_WAITING, Balance, find_balance
-from ludic.base import RECORDED_ENV, Result, age, number, open_console, plural, size, sparkline
+from ludic.base import RECORDED_ENV, Result, age, number, of_total, open_console, plural, size, sparkline
 from ludic.base.results import printable
 from ludic.records import Row
 from ludic.root import CheckpointId, LeaseState, OtherTrainer, Policy, Root, other_trainer
@@ -359,7 +359,7 @@ def _seconds_since_creation(status: RunStatus) -> float | None:
 
 def _progress(status: RunStatus, width: int) -> RenderableType:
     step, num_steps = status.steps[-1]["step"], status.trainer.num_steps if status.trainer else None
-    text = Text(f"{step:,}" if num_steps is None else f"{step:,} of {num_steps:,}")
+    text = Text(of_total(step, num_steps))
     left_s = _seconds_left(status)
     last = Text("" if left_s is None else f"{age(left_s)} left")
     bar = min(_BAR_WIDTH, width - len(text) - len(last) - 4)

@@ -102,6 +102,11 @@ class Lookup(Result):
         """Advantages of the group's rows by rollout_id, each in its first use that is not superseded."""
         return {use["rollout_id"]: use["advantage"] for use in reversed(self.group_uses)}
 
+    @property
+    def advantage(self) -> float | None:
+        """Advantage of the rollout in its first use."""
+        return self.advantages.get(self.rows[0]["rollout_id"])
+
     def tokens(self) -> "pl.DataFrame":
         """Return a row per response token: rollout_id, index, token_id, text, logprob (nats), reward and sampled.
 

@@ -17,7 +17,15 @@ from typing import Any
 import duckdb
 
 from ludic.app.show.evaluations import Comparison, Evaluation, facts_of, measure_title, side_name
-from ludic.app.show.figures import COLOURS, DARK_COLOURS, ENVIRONMENT, FigureData, evaluation_figures, read_figures
+from ludic.app.show.figures import (
+    COLOURS,
+    DARK_COLOURS,
+    ENVIRONMENT,
+    FigureData,
+    evaluation_figures,
+    read_diagnostics,
+    read_figures,
+)
 from ludic.app.show.html import templates
 from ludic.app.show.report.plots import draw
 from ludic.app.show.runs import summarise
@@ -26,15 +34,27 @@ from ludic.app.show.stats import (
     describe_run,
     describe_superseded,
     describe_trainer,
+    extremes,
     means_frames,
     rewards_frame,
 )
-from ludic.app.show.watch import stored_diagnostics
-from ludic.base import LUDIC, Frame, Part, Result, installed_version, local_path, number, open_sink, size, sparkline
+from ludic.base import (
+    LUDIC,
+    Frame,
+    Part,
+    Result,
+    installed_version,
+    local_path,
+    number,
+    of_total,
+    open_sink,
+    size,
+    sparkline,
+)
 from ludic.errors import ConfigError
 from ludic.eval import DIFFERENCE, Chosen, MeasureConfig, numbers, stored_versions
 from ludic.eval import compare as comparing
-from ludic.records import Row, comparable_reward
+from ludic.records import Row
 from ludic.root import Root, newest_attempt
 from ludic.root.rows import Folder
 from ludic.root.sql import (
@@ -109,7 +129,7 @@ def gather(
     """Return the values that the template shows. by: column by which the curves have lines; None is the environment."""
     with Connections() as connections:
         con = connections.to(root)
-        diagnostics = stored_diagnostics(root, ask(con, root, figure("newest_metrics")))
+        diagnostics = read_diagnostics(con, root)
         data = read_figures(con, root, diagnostics, by=by)
         figures = [draw(each) for each in _first_first(data, by or ENVIRONMENT)]
         reports = {name: table.to_pylist() for name, table in read_reports(con, root).items()}
@@ -174,13 +194,12 @@ def _head(
     """Return the place, name and state of a run, and its facts: model, algorithm, reward, evaluation."""
     (summary,) = summarise([root.url])
     place, name = split_place(root.url)
-    of = "" if summary.num_steps is None else f" of {summary.num_steps:,}"
     trainer = facts.get("algorithm") or facts.get("trainer") or "no trainer yet"
     problem = f": {summary.problem}" if summary.problem else ""
     return {
         "place": place,
         "name": name,
-        "state": f"{summary.state}, step {summary.step:,}{of}{problem}",
+        "state": f"{summary.state}, step {of_total(summary.step, summary.num_steps)}{problem}",
         "state_class": STATE_CLASSES.get(summary.state, ""),
         "facts": [f"{facts['model']}, {trainer} on {_named(run_of(root).env)}", _rewards(data), _verdict(comparison)],
     }
@@ -322,14 +341,14 @@ def read_groups(con: duckdb.DuckDBPyConnection, root: Root) -> dict[str, list[di
     params = {"ids": [group["group_id"] for group in groups], "versions": versions}
     rows = ask(con, root, figure("rollouts_of_groups"), params) if groups else []
     found = [{**group, "rollouts": [row for row in rows if row["group_id"] == group["group_id"]]} for group in groups]
-    chosen = {row["rollout_id"]: row["version"] for group in found for _, row in _extremes(group["rollouts"])}
+    chosen = {row["rollout_id"]: row["version"] for group in found for _, row in extremes(group["rollouts"])}
     texts = read_conversations(con, root, "rollouts", chosen)
     for group in found:
         group["table"] = _rollouts_of(group["rollouts"])
         group["wanted"] = shorten(group["wanted"])
         group["shown"] = [
-            {"name": name, "row": row, "messages": texts.get(row["rollout_id"], [])}
-            for name, row in _extremes(group["rollouts"])
+            {"name": _EXTREMES.get(name, name), "row": row, "messages": texts.get(row["rollout_id"], [])}
+            for name, row in extremes(group["rollouts"])
         ]
     listed = {}
     for name in names:
@@ -340,6 +359,9 @@ def read_groups(con: duckdb.DuckDBPyConnection, root: Root) -> dict[str, list[di
             (group for group in own if group["best"] > most), key=lambda group: group["worst"]
         )
     return listed
+
+
+_EXTREMES = {"best": "best rollout", "worst": "worst rollout"}
 
 
 def _rollouts_of(rows: Sequence[Row]) -> Frame:
@@ -365,18 +387,6 @@ def _rollouts_of(rows: Sequence[Row]) -> Frame:
             "training": training,
         },
     )
-
-
-def _extremes(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the best and the worst rollout of a group; one if their rewards are equal."""
-    scored = sorted((row for row in rows if row["episode_reward"] is not None), key=lambda row: row["episode_reward"])
-    if not scored:
-        return
-    if comparable_reward(scored[0]["episode_reward"]) == comparable_reward(scored[-1]["episode_reward"]):
-        yield "one of equal rewards", scored[-1]
-        return
-    yield "best rollout", scored[-1]
-    yield "worst rollout", scored[0]
 
 
 # --- Evaluations and comparisons: tables, plots over versions, and examples with answers -----------------------------

@@ -11,17 +11,16 @@ from typing import Any
 
 import duckdb
 
-from ludic.app.show.comparison import Runs, make_table, open_runs
-from ludic.app.show.evaluations import Comparison
-from ludic.app.show.figures import FigureData, overlay, read_figures
+from ludic.app.show.comparison import Runs, open_runs
+from ludic.app.show.evaluations import Comparison, compare_whole_runs
+from ludic.app.show.figures import FigureData, overlays, read_diagnostics, read_figures
 from ludic.app.show.report.page import STATE_CLASSES, Report, about_page, render, split_place, write_page
 from ludic.app.show.report.plots import draw, style
 from ludic.app.show.runs import RunSummary, lines_of, setting_text
-from ludic.app.show.watch import stored_diagnostics
-from ludic.base import Frame, Sentence, number
-from ludic.eval import DIFFERENCE, WINDOW, MeasureConfig, compare_runs
+from ludic.base import Frame, Sentence, number, of_total
+from ludic.eval import MeasureConfig
 from ludic.root import Root
-from ludic.root.sql import Connections, ask, figure
+from ludic.root.sql import Connections
 
 _MOST_SETTINGS = 4
 """Number of settings, of those that differ, with a column in the table of runs."""
@@ -46,11 +45,7 @@ def make_runs_report(
 
 def _read_and_render(roots: Sequence[Root], by: str | None, measure: MeasureConfig) -> str:
     with Connections() as connections:
-        runs = Runs.read(roots, connections, by)
-        compared = compare_runs(roots, measure, connections, difference=DIFFERENCE)
-        confidence = measure.confidence
-        table = make_table(runs, compared, connections, window=WINDOW, env=(), confidence=confidence)
-        comparison = Comparison(compared=compared, difference=DIFFERENCE, confidence=confidence, runs=table)
+        runs, comparison = compare_whole_runs(roots, connections, measure, by=by)
         return render_runs(runs, comparison, connections)
 
 
@@ -86,7 +81,7 @@ def _gather(runs: Runs, comparison: Comparison, connections: Connections) -> dic
 
 def _read_run(con: duckdb.DuckDBPyConnection, root: Root) -> tuple[list[str], list[FigureData]]:
     """Return the warnings and the figures of a run."""
-    diagnostics = stored_diagnostics(root, ask(con, root, figure("newest_metrics")))
+    diagnostics = read_diagnostics(con, root)
     return [str(each) for each in diagnostics], read_figures(con, root)
 
 
@@ -97,9 +92,7 @@ def _are_neighbours(summaries: Sequence[RunSummary]) -> bool:
 def _overlaid(data: Mapping[str, Sequence[FigureData]], groups: Mapping[str, str]) -> Iterator[FigureData]:
     """Yield each figure that any run has, of all runs that have it. What is noted once is not noted again."""
     noted: set[str] = set()
-    for name in dict.fromkeys(each.name for of_run in data.values() for each in of_run):
-        found = {label: each for label, of_run in data.items() for each in of_run if each.name == name}
-        joined = overlay(found, groups)
+    for joined in overlays(data, groups):
         yield replace(joined, notes=[note for note in joined.notes if note not in noted])
         noted.update(joined.notes if joined.has_values else ())
 
@@ -123,7 +116,6 @@ def _row(
     warnings: Sequence[tuple[str, str]],
 ) -> dict[str, Any]:
     """Return a run as a row of the table beside the first plot."""
-    of = "" if summary.num_steps is None else f" of {summary.num_steps:,}"
     return {
         "style": line,
         "label": summary.label,
@@ -131,7 +123,7 @@ def _row(
         "state": summary.state,
         "state_class": STATE_CLASSES.get(summary.state, ""),
         "problem": summary.problem,
-        "step": f"{summary.step:,}{of}",
+        "step": of_total(summary.step, summary.num_steps),
         "reward": number(summary.reward, 4),
         "settings": [setting_text(summary, name) for name in settings[:_MOST_SETTINGS]],
         "num_warnings": sum(label == summary.label for label, _ in warnings),
@@ -141,10 +133,5 @@ def _row(
 def _parts(comparison: Comparison) -> Iterator[Frame | str]:
     """Yield the tables and the lines of the comparison."""
     for part in comparison.parts():
-        if isinstance(part, Frame):
-            yield part
-        elif isinstance(part, Sentence):
-            yield f"{part.mark}{part.text}"
-        else:
-            assert isinstance(part, str), "a comparison has tables and lines"
-            yield part
+        assert isinstance(part, Frame | Sentence | str), "a comparison has tables and lines"
+        yield part if isinstance(part, Frame) else str(part)

@@ -2,7 +2,7 @@
 
 from ludic.app.show.lookup import UnknownIdError
 from ludic.app.show.web.conversation import page_links
-from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, page
+from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, page, with_values
 from ludic.app.show.web.texts import CHARACTERS_A_PAGE, page_of
 from ludic.root.sql import figure
 
@@ -18,7 +18,7 @@ def code(request: PageRequest) -> PageAnswer:
     table = PageTable(
         name="code",
         rows=rows,
-        columns=[name for name in _COLUMNS if any(row[name] is not None for row in rows)],
+        columns=with_values(rows, _COLUMNS),
         titles={"num_attempts": "attempts", "num_lives": "lives of workers", "num_characters": "characters"},
         links={
             "path": lambda row: row["path"] and request.link("code", sha256=row["sha256"], path=row["path"]),

@@ -15,12 +15,10 @@ from ludic.app.show.web.conversation import (
     page_links,
     shown_messages,
 )
-from ludic.app.show.web.pages import PageAnswer, PageRequest, page
+from ludic.app.show.web.pages import PageAnswer, PageRequest, page, short_id
 from ludic.app.show.web.rollout import colour_of, head_of, read_page_of_tokens, tokens_of
 from ludic.app.show.web.texts import CHARACTERS_A_PAGE, Difference, Piece, differ
 from ludic.app.show.web.tokens import advantage_scale
-
-_ID_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +95,7 @@ def _side(request: PageRequest, found: Sequence[Lookup], index: int) -> Compared
     names = ("a", "b")
     is_shown = best is None or best["rollout_id"] == other.rows[0]["rollout_id"]
     return ComparedRollout(
-        title=f"…{row['rollout_id'][-_ID_DIGITS:]}, version {row['version']}",
+        title=f"{short_id(row['rollout_id'])}, version {row['version']}",
         href=request.link("rollout", id=row["rollout_id"]),
         head=head_of(request, own),
         best_href=None if best is None or is_shown else request.here(**{names[1 - index]: best["rollout_id"]}),
@@ -139,10 +137,6 @@ def _note(found: Difference, num_more: int) -> str:
 def _tokens(request: PageRequest, found: Sequence[Lookup]) -> list[dict[str, Any]]:
     """Return the tokens of both, with one scale of advantages."""
     color = colour_of(request, "none")
-    pages = [(read_page_of_tokens(request, each.rows[0])[1], _advantage(each)) for each in found]
+    pages = [(read_page_of_tokens(request, each.rows[0])[1], each.advantage) for each in found]
     scale = advantage_scale(pages)
     return [tokens_of(request, each, color, scale) for each in found]
-
-
-def _advantage(found: Lookup) -> float | None:
-    return found.uses[0]["advantage"] if found.uses else None

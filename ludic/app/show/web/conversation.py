@@ -1,13 +1,13 @@
 """Messages, facts and members of a group as the pages show them; long texts and tables with links to the rest."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ludic.app.show.transcript import Lookup, cause_of, fate_of
 from ludic.app.show.web.pages import PageRequest, PageTable
 from ludic.app.show.web.texts import beginning
-from ludic.records import Row, comparable_reward
+from ludic.records import Row
 
 MESSAGES_A_PAGE = 50
 _CALLS_A_MESSAGE = 20
@@ -200,19 +200,5 @@ def _member(row: Row, use: dict[str, Any] | None) -> dict[str, Any]:
 def best_sibling(found: Lookup, row: Row) -> Row | None:
     """Return the row with the highest reward of the group's other episodes; None if none is scored."""
     others = (each for each in found.group if each["episode_id"] != row["episode_id"] and not each["depth"])
-    return max(_scored(others), key=lambda each: each["episode_reward"], default=None)
-
-
-def extremes(rows: Iterable[Row]) -> list[tuple[str, Row]]:
-    """Return the best and the worst row of a group, each with a title; one row if their rewards are equal."""
-    scored = sorted(_scored(row for row in rows if not row["depth"]), key=lambda row: row["episode_reward"])
-    if not scored:
-        return []
-    worst, best = scored[0], scored[-1]
-    if comparable_reward(worst["episode_reward"]) == comparable_reward(best["episode_reward"]):
-        return [("one of equal rewards", best)]
-    return [("best", best), ("worst", worst)]
-
-
-def _scored(rows: Iterable[Row]) -> Iterator[Row]:
-    return (row for row in rows if row["episode_reward"] is not None)
+    scored = (each for each in others if each["episode_reward"] is not None)
+    return max(scored, key=lambda each: each["episode_reward"], default=None)

@@ -5,12 +5,11 @@ from typing import Any
 
 from ludic.app.show.transcript import Lookup, cause_of, children_of, end_of_step, fate_of
 from ludic.app.show.web.conversation import paged, uses_by_rollout
-from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, page
+from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, page, short_id
 from ludic.records import MAX_TOKENS, Row, add_rewards, ended_by
 
 _INDENT = "\N{NO-BREAK SPACE}" * 3
 _MOST_INDENT = 20
-_ID_DIGITS = 12
 
 
 @page("episode", "Episode")
@@ -25,9 +24,7 @@ def episode(request: PageRequest) -> PageAnswer:
         "turns": paged(request, turns, "turn"),
         "rollout_href": request.link("rollout", id=row["rollout_id"]),
     }
-    return PageAnswer(
-        "episode.html.j2", values, title=f"Episode …{row['episode_id'][-_ID_DIGITS:]}", tables=[agents, turns]
-    )
+    return PageAnswer("episode.html.j2", values, title=f"Episode {short_id(row['episode_id'])}", tables=[agents, turns])
 
 
 def agents_table(request: PageRequest, found: Lookup) -> PageTable:

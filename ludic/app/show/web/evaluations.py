@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ludic.app.show.evaluations import Evaluation, measure_title
@@ -83,12 +84,8 @@ def _version(request: PageRequest, name: str) -> str:
 
 
 def table_of(frame: Frame) -> PageTable:
-    """Return a frame of a result as a table of a page, with its derived columns."""
-    rows = [{**row, **{name: of(row) for name, of in frame.derived.items()}} for row in frame.rows]
-    titles = dict(frame.titles)
-    return PageTable(
-        name=frame.name, rows=rows, columns=frame.shown, titles=titles, heading=frame.heading or frame.name.capitalize()
-    )
+    """Return a frame of a result as a table of a page, which always has a heading."""
+    return replace(PageTable.of(frame), heading=frame.heading or frame.name.capitalize())
 
 
 def _examples(request: PageRequest, examples: Any) -> PagedRows:

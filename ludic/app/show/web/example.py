@@ -8,12 +8,12 @@ from typing import Any
 import polars as pl
 
 from ludic.app.show.lookup import UnknownIdError, look_up
+from ludic.app.show.stats import extremes
 from ludic.app.show.transcript import prompt_of, with_messages
 from ludic.app.show.web.conversation import (
     MESSAGES_A_PAGE,
     Fact,
     ShownMessage,
-    extremes,
     members,
     page_index,
     page_links,
@@ -21,7 +21,7 @@ from ludic.app.show.web.conversation import (
     shown_messages,
     shown_text,
 )
-from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, page
+from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, page, short_id
 from ludic.base import number, plural
 from ludic.records import Row
 from ludic.root.sql import figure
@@ -30,7 +30,6 @@ _VERSIONS_A_PAGE = 6
 _ANSWERS_A_VERSION = 4
 _ANSWERS_A_PAGE = 24
 """Answers of the page of one version."""
-_ID_DIGITS = 12
 
 
 # --- A group ---------------------------------------------------------------------------------------------------------
@@ -45,7 +44,7 @@ def group(request: PageRequest) -> PageAnswer:
     rows = [with_messages(row, request.data.token_reader) for row in found.group]
     first = rows[0]
     table = members(request, found)
-    shown = extremes(rows)
+    shown = extremes(row for row in rows if not row["depth"])
     prompt = len(prompt_of(first["messages"]))
     values = {
         "facts": _facts_of_group(request, rows),
@@ -59,7 +58,7 @@ def group(request: PageRequest) -> PageAnswer:
         if len(shown) > 1
         else None,
     }
-    return PageAnswer("group.html.j2", values, title=f"Group …{first['group_id'][-_ID_DIGITS:]}", tables=[table])
+    return PageAnswer("group.html.j2", values, title=f"Group {short_id(first['group_id'])}", tables=[table])
 
 
 def _facts_of_group(request: PageRequest, rows: Sequence[Row]) -> list[Fact]:

@@ -43,7 +43,7 @@ from ludic.records import Row
 
 _MOST_CHARACTERS = 120
 """Characters of a text in a cell of a table; its CSV has the whole text."""
-
+_ID_DIGITS = 12
 
 Kept = TypeVar("Kept")
 
@@ -192,12 +192,23 @@ class PageTable:
         ]  # fmt: skip
 
 
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-([0-9a-f]{12})")
+def with_values(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str]:
+    """Return the columns, of these or of the rows, that have a value in any row."""
+    names = (rows[0] if rows else ()) if columns is None else columns
+    return [name for name in names if any(row[name] is not None for row in rows)]
+
+
+def short_id(id_: str) -> str:
+    """Return an id as titles show it: ids differ most at their end."""
+    return f"…{id_[-_ID_DIGITS:]}"
+
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def _cell(format: Any, value: Any, href: str | None) -> Cell:
-    if isinstance(value, str) and (match := _UUID.fullmatch(value)):
-        return Cell(f"…{match[2]}", "", href, value)  # ids differ most at their end
+    if isinstance(value, str) and _UUID.fullmatch(value):
+        return Cell(short_id(value), "", href, value)
     text = format.text(value, most=_MOST_CHARACTERS).plain
     is_cut = isinstance(value, str) and len(value) > _MOST_CHARACTERS
     kind = "n" if format.is_number else "text" if isinstance(value, str) and len(text) > 24 else ""

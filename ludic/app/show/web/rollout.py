@@ -28,7 +28,7 @@ from ludic.app.show.web.conversation import (
     shown_text,
 )
 from ludic.app.show.web.episode import agents_table, turns_table
-from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, Redirect, page
+from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, Redirect, page, short_id
 from ludic.app.show.web.texts import CHARACTERS_A_PAGE, page_of, texts_of
 from ludic.app.show.web.tokens import TOKENS_A_PAGE, advantage_scale, coloured, legend, own_advantage, read_tokens
 from ludic.base import cell, number, plural
@@ -38,7 +38,7 @@ from ludic.root.rows import LABEL
 from ludic.run import is_recorded_run
 
 COLOURS: Sequence[Color] = get_args(Color)
-_ID_DIGITS = 12
+_SHA_DIGITS = 12
 _MOST_COLUMNS, _LONGEST_VALUE = 40, 200
 """Columns of the data set that are shown, and characters of one."""
 _MOST_MARK_CHARACTERS = 200
@@ -78,7 +78,7 @@ def rollout(request: PageRequest) -> PageAnswer:
         "example_href": _example(request, row),
     }
     tables += [table for table in (agents, turns) if table is not None]
-    return PageAnswer("rollout.html.j2", values, title=f"Rollout …{row['rollout_id'][-_ID_DIGITS:]}", tables=tables)
+    return PageAnswer("rollout.html.j2", values, title=f"Rollout {short_id(row['rollout_id'])}", tables=tables)
 
 
 def colour_of(request: PageRequest, default: Color) -> Color:
@@ -168,7 +168,7 @@ def _origin(request: PageRequest, found: Lookup) -> list[Fact]:
 def _code_fact(request: PageRequest, record: dict[str, Any]) -> Fact:
     """Return a line about code that scored a rollout or gave its advantage, with a link to a user's file."""
     by = "scored by" if record["attempt_id"] is None else f"advantage of attempt {record['attempt_id']}"
-    name = f"{record['name']}, {record['path'] or record['package']}, sha256 {str(record['sha256'])[:_ID_DIGITS]}"
+    name = f"{record['name']}, {record['path'] or record['package']}, sha256 {str(record['sha256'])[:_SHA_DIGITS]}"
     href = request.link("code", sha256=record["sha256"], path=record["path"]) if record["path"] else None
     return Fact(by, name, href)
 
@@ -181,7 +181,7 @@ def tokens_of(request: PageRequest, found: Lookup, color: Color, scale: float | 
     row = found.rows[0]
     length = row["response_length"]
     first, some = read_page_of_tokens(request, row)
-    advantage = found.uses[0]["advantage"] if found.uses else None
+    advantage = found.advantage
     scale = advantage_scale([(some, advantage)]) if scale is None else scale
     return {
         "length": length,
@@ -207,7 +207,7 @@ def response(request: PageRequest) -> PageAnswer:
     row = found.rows[0]
     length = row["response_length"]
     first, some = read_page_of_tokens(request, row)
-    advantage = found.uses[0]["advantage"] if found.uses else None
+    advantage = found.advantage
     rows = [_token_row(index, token, advantage) for index, token in enumerate(some, start=first)]
     table = PageTable(name="response", rows=rows, columns=list(rows[0]) if rows else ["index"])
     values = {
@@ -216,7 +216,7 @@ def response(request: PageRequest) -> PageAnswer:
         "pages": page_links(request, "position", length, TOKENS_A_PAGE),
         "back": request.link("rollout", id=row["rollout_id"]),
     }
-    title = f"Tokens of rollout …{row['rollout_id'][-_ID_DIGITS:]}"
+    title = f"Tokens of rollout {short_id(row['rollout_id'])}"
     return PageAnswer("response.html.j2", values, title=title, tables=[table])
 
 
@@ -254,7 +254,7 @@ def text(request: PageRequest) -> PageAnswer:
         "pages": page_links(request, "start", part.length, CHARACTERS_A_PAGE),
         "back": request.link("rollout", id=row["rollout_id"]),
     }
-    title = f"{name.replace('-', ' ')} of rollout …{row['rollout_id'][-_ID_DIGITS:]}"
+    title = f"{name.replace('-', ' ')} of rollout {short_id(row['rollout_id'])}"
     return PageAnswer("text.html.j2", values, title=title, tables=[whole])
 
 
@@ -278,7 +278,7 @@ def calls(request: PageRequest) -> PageAnswer:
     }
     table = PageTable(name="calls", rows=rows, columns=("call", "name", "arguments", "result", "error"), links=links)
     values = {"table": table, "back": request.link("rollout", id=row["rollout_id"])}
-    title = f"Tool calls of message {index} of rollout …{row['rollout_id'][-_ID_DIGITS:]}"
+    title = f"Tool calls of message {index} of rollout {short_id(row['rollout_id'])}"
     return PageAnswer("table.html.j2", values, title=title, tables=[table])
 
 

@@ -5,11 +5,11 @@ from contextlib import ExitStack
 from typing import Any
 
 from ludic.app.show.evaluations import compare_whole_runs
-from ludic.app.show.figures import FigureData, overlay
+from ludic.app.show.figures import overlays
 from ludic.app.show.runs import lines_of
 from ludic.app.show.web.overview import curves_of
 from ludic.app.show.web.pages import JsonAnswer, PageAnswer, PageRequest, PageTable, page
-from ludic.base import Frame, Part, Sentence
+from ludic.base import Frame
 from ludic.errors import ConfigError
 from ludic.eval import MeasureConfig
 from ludic.root.sql import Connections
@@ -57,7 +57,7 @@ def overlaid(request: PageRequest) -> JsonAnswer:
     groups = lines_of(runs, None if by == _SEEDS else by) if by else {}
     found = {label: curves_of(request.site, label, request.open(label)) for label in labels}
     lines = list(dict.fromkeys(groups.get(label, label) for label in labels))
-    return JsonAnswer({"figures": [data.to_json(lines) for data in _overlaid(found, groups)]})
+    return JsonAnswer({"figures": [data.to_json(lines) for data in overlays(found, groups)]})
 
 
 @page("compare-runs", "comparison of runs", of_run=False)
@@ -78,7 +78,7 @@ def compare_runs(request: PageRequest) -> PageAnswer:
         return request.site.link(names[row["url"]], "overview", {})
 
     parts = [
-        PageTable.of(part, {"run": to_run} if part.name == "runs" else {}) if isinstance(part, Frame) else _text(part)
+        PageTable.of(part, {"run": to_run} if part.name == "runs" else {}) if isinstance(part, Frame) else str(part)
         for part in found.parts()
     ]
     values = {
@@ -90,20 +90,6 @@ def compare_runs(request: PageRequest) -> PageAnswer:
         "others": {label: request.here(run=[label, *(each for each in labels if each != label)]) for label in labels},
     }
     return PageAnswer("compare_runs.html.j2", values, tables=[part for part in parts if isinstance(part, PageTable)])
-
-
-def _text(part: Part) -> str:
-    return f"{part.mark}{part.text}" if isinstance(part, Sentence) else str(part)
-
-
-def _overlaid(found: dict[str, list[FigureData]], groups: dict[str, str] | None) -> list[FigureData]:
-    """Return each figure that any run has, of all runs that have it."""
-    names = dict.fromkeys(data.name for figures in found.values() for data in figures)
-    by_name: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for label, figures in found.items():
-        for data in figures:
-            by_name[data.name][label] = data
-    return [overlay(each, groups) for each in by_name.values()]
 
 
 def _chosen(request: PageRequest) -> list[str]:

@@ -6,7 +6,6 @@ never waits for that. Raises UnknownIdError for a label that there is not, Missi
 
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from urllib.parse import quote, urlencode
 from ludic.app.show.data import RunData
 from ludic.app.show.lookup import UnknownIdError
 from ludic.app.show.run_table import RunTable, tabulate
+from ludic.base import host_bytes
 from ludic.errors import LudicError
 from ludic.root import Root
 
@@ -158,7 +158,7 @@ class Site:
 
 def memory_bytes() -> int:
     """Return the memory that the queries of a run may take: half of this machine's, at most 8 GB."""
-    return min(_MOST_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    return min(_MOST_MEMORY, (host_bytes() or 2 * _MOST_MEMORY) // 2)
 
 
 class _Notices(logging.Handler):

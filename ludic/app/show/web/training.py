@@ -4,7 +4,7 @@ from typing import Any
 
 from ludic.app.show.lookup import UnknownIdError
 from ludic.app.show.web.conversation import page_index, page_links
-from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, page
+from ludic.app.show.web.pages import PageAnswer, PageRequest, PageTable, page, with_values
 from ludic.root.sql import figure
 
 _ROWS_A_PAGE = 50
@@ -52,7 +52,7 @@ def _groups(request: PageRequest, chosen: dict[str, Any]) -> PageTable:
     first = page_index(request, "row", chosen["num_groups"], _ROWS_A_PAGE) * _ROWS_A_PAGE
     query = figure("requests_of_fate")
     rows = request.data.ask(query, {**params, "most": _ROWS_A_PAGE, "skip": first}).to_dicts()
-    columns = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
+    columns = with_values(rows)
     return PageTable(
         name="groups",
         rows=rows,
@@ -99,7 +99,7 @@ def _dropped(request: PageRequest, reason: str, count: int) -> PageTable:
     return PageTable(
         name="rollouts",
         rows=rows,
-        columns=[name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else [],
+        columns=with_values(rows),
         links={
             "rollout_id": lambda row: request.link("rollout", id=row["rollout_id"]),
             "group_id": lambda row: request.link("group", id=row["group_id"]),
