@@ -42,6 +42,7 @@ from .rollout import ROLES as ROLES
 from .rollout import WITHOUT_LOGPROBS as WITHOUT_LOGPROBS
 from .rollout import ActionTarget as ActionTarget
 from .rollout import AgentStep as AgentStep
+from .rollout import Capture as Capture
 from .rollout import EnvironmentStep as EnvironmentStep
 from .rollout import EpisodeEnd as EpisodeEnd
 from .rollout import EpisodeOutcome as EpisodeOutcome
