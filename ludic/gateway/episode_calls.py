@@ -168,9 +168,7 @@ class EpisodeCalls:
             return request
         call = self._by_id.get(request.previous_id)
         if call is None or call.stored is None:
-            sentence = (
-                f"previous_response_id names {request.previous_id!r}, which is no stored response of this episode"
-            )
+            sentence = f"previous_response_id {request.previous_id!r} is no stored response of this episode"
             raise refused("not_found", sentence, field="previous_response_id")
         earlier = (*call.stored.messages, call.stored.answer)
         if _num_system(request.messages):
@@ -232,14 +230,12 @@ class _SharedTokens:
 
     def keep(self, tokens: np.ndarray, base: np.ndarray | None) -> np.ndarray:
         """Return a view of equal tokens, (n,) int32. base: a kept prompt that is likely their beginning."""
-        owner = None
-        if base is not None and np.array_equal(base, tokens[: len(base)]):
-            owner = base.base
-        if owner is not None and self._used.get(id(owner)) == len(base) and len(tokens) <= len(owner):
-            owner[len(base) : len(tokens)] = tokens[len(base) :]
-        else:
+        owner = base.base if base is not None and np.array_equal(base, tokens[: len(base)]) else None
+        if base is None or owner is None or self._used[id(owner)] != len(base) or len(tokens) > len(owner):
             owner = np.empty(2 * len(tokens), np.int32)
             owner[: len(tokens)] = tokens
+        else:
+            owner[len(base) : len(tokens)] = tokens[len(base) :]
         self._used[id(owner)] = len(tokens)
         view = owner[: len(tokens)]
         view.flags.writeable = False

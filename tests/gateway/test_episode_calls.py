@@ -70,7 +70,8 @@ def test_equal_requests_are_two_calls_and_a_retry_repeats_the_one_without_an_ans
 def test_an_idempotency_key_names_one_call_with_one_body():
     calls = EpisodeCalls()
     first, other = make(calls, caller("a", key="k")), make(calls, caller("a", key="l"))
-    assert calls.find(caller("a", key="k")) is first and calls.find(caller("a", key="l")) is other
+    assert calls.find(caller("a", key="k")) is first
+    assert calls.find(caller("a", key="l")) is other
     with pytest.raises(RefusedCallError, match="came with another body") as refusal:
         calls.find(caller("b", key="k"))
     assert refusal.value.reason == "invalid"
@@ -97,11 +98,14 @@ def test_a_replay_answers_until_the_first_other_request_and_numbers_calls_as_an_
     assert calls.replay(caller("a")) is found[0]
     assert [call.call_id for call in calls.earlier] == [found[0].call_id, found[1].call_id]
     unfinished = calls.replay(caller("c"))
-    assert unfinished is found[2] and unfinished.state == "unfinished"
+    assert unfinished is found[2]
+    assert unfinished.state == "unfinished"
     assert make(calls, caller("c"), unfinished).number == 2
-    assert calls.is_replaying and calls.left_behind == ()
+    assert calls.is_replaying
+    assert calls.left_behind == ()
     assert calls.replay(caller("x")) is None
-    assert not calls.is_replaying and calls.left_behind == (found[3].call_id, found[4].call_id)
+    assert not calls.is_replaying
+    assert calls.left_behind == (found[3].call_id, found[4].call_id)
     assert make(calls, caller("x")).number == 3
     assert calls.replay(caller("d")) is None  # after the end of a replay, all is sampled
     assert (calls.counts.num_replayed_calls, calls.counts.replayed_tokens) == (2, 20)
@@ -127,7 +131,7 @@ def test_previous_response_id_puts_the_earlier_conversation_before_the_messages(
     assert [each.content for each in whole.messages] == ["new", "hi", "a", "more"]
     whole = calls.with_earlier(CallRequest(dialect="responses", messages=new[1:], previous_id=call.call_id))
     assert [each.content for each in whole.messages] == ["old", "hi", "a", "more"]
-    with pytest.raises(RefusedCallError, match="'nothing', which is no stored response of this episode") as refusal:
+    with pytest.raises(RefusedCallError, match="'nothing' is no stored response of this episode") as refusal:
         calls.with_earlier(CallRequest(dialect="responses", previous_id="nothing"))
     assert refusal.value.reason == "not_found"
 
