@@ -102,6 +102,7 @@ from .processes import protect_library_processes as protect_library_processes
 from .processes import python_words as python_words
 from .processes import safe_environment as safe_environment
 from .processes import signal_when_parent_ends as signal_when_parent_ends
+from .processes import start_guarded as start_guarded
 from .processes import start_python as start_python
 from .processes import start_python_in_loop as start_python_in_loop
 from .results import NOT_ESTIMATED as NOT_ESTIMATED
