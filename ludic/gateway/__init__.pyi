@@ -1,3 +1,8 @@
+from .assembly import Assembly as Assembly
+from .assembly import AuditRow as AuditRow
+from .assembly import SealedEpisode as SealedEpisode
+from .assembly import assemble as assemble
+from .assembly import assemble_episodes as assemble_episodes
 from .calls import Answer as Answer
 from .calls import Backend as Backend
 from .calls import Caller as Caller
@@ -6,8 +11,8 @@ from .calls import RefusedCallError as RefusedCallError
 from .calls import Sampled as Sampled
 from .calls import StoredCall as StoredCall
 from .episodes import CallCounts as CallCounts
-from .episodes import EpisodeResult as EpisodeResult
 from .episodes import EpisodeFacts as EpisodeFacts
+from .episodes import EpisodeResult as EpisodeResult
 from .episodes import OpenEpisode as OpenEpisode
 from .gateway import Gateway as Gateway
 from .gateway import GatewaySettings as GatewaySettings

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ludic.engines import SamplingParams
 from ludic.gateway.calls import Answer, Backend, Caller, CallRequest
-from ludic.gateway.episodes import CallCounts, EpisodeResult, EpisodeFacts, OpenEpisode
+from ludic.gateway.episodes import CallCounts, EpisodeFacts, EpisodeResult, OpenEpisode
 from ludic.root import Root
 from ludic.settings import InFlight, PositiveCount, SecondsOfADay
 from ludic.settings.table import check
