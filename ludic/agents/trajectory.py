@@ -313,9 +313,7 @@ def _stored_wanted(wanted: str | None) -> str | None:
     return None if wanted is None else shortened(wanted, MOST_WANTED_CHARACTERS)[0]
 
 
-def version_columns(
-    completions: Iterable[tuple[CompletionSpan, Completion]], policy_version: int
-) -> Mapping[str, Any]:
+def version_columns(completions: Iterable[tuple[CompletionSpan, Completion]], policy_version: int) -> Mapping[str, Any]:
     """Return the columns of a row on versions of the weights. policy_version: used if nothing was sampled."""
     spans: list[WeightSpan] = []
     for span, completion in completions:

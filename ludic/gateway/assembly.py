@@ -1,8 +1,8 @@
 """Assemble the stored calls of episodes into rows of rollouts, and say of each sampled token where it went.
 
 SQL plans (ludic/root/sql/assembly/plan.sql): which call follows which, which segment it belongs to, and which calls
-count. RowBuilder of ludic.agents stitches each segment into a row. Pure; the same calls give the same rows with the same
-ids. No token is tokenised or realigned here: a call whose prompt can't be rebuilt is left out, with its reason.
+count. RowBuilder of ludic.agents stitches each segment into a row. Pure; equal calls give equal rows with equal ids. No
+token is tokenised or realigned here: a call whose prompt can't be rebuilt is left out, with its reason.
 """
 
 import hashlib
@@ -56,8 +56,8 @@ class SealedEpisode:
     episode_id: str
     attempt: int = 1
     seed: int = 0
-    facts: EpisodeFacts = EpisodeFacts()
-    result: EpisodeResult = EpisodeResult()
+    facts: EpisodeFacts = field(default_factory=EpisodeFacts)
+    result: EpisodeResult = field(default_factory=EpisodeResult)
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of its rows, such as wanted, example_columns and extra."""
 
@@ -146,7 +146,6 @@ class _Call:
     completion: Completion | None = None
     undelivered: int = 0
     """Number of sampled tokens that were not delivered."""
-
     is_sound: bool = False
     """True if all calls that it extends are there."""
 
@@ -174,11 +173,12 @@ def _read_calls(table: pa.Table, prompts: Prompts) -> list[_Call]:
     """Return the events of a table of calls, with prompts and messages whole."""
     arrays = [name for name in array_columns() if name in table.column_names]
     rows = plain_rows(table.drop_columns([*_LISTS, *arrays]))
-    sound = table.filter(pa.array(_are_sound(table, rows)))
+    sound = table.filter(pa.array(_are_sound(table, rows), pa.bool_()))
     digests = {row["system_digest"] for row in rows if row["system_digest"] is not None}
     messages = whole_messages(sound, {digest: prompts.get(digest, ()) for digest in digests})
     whole, columns = whole_prompts(sound), whole_columns(sound)
-    tokens, undelivered = (int_lists(table[name]) for name in ("response_tokens", "undelivered_tokens"))
+    tokens = int_lists(table["response_tokens"])
+    undelivered = table["undelivered_tokens"].combine_chunks().value_lengths().fill_null(0).to_pylist()
     versions = column_values(table, "weight_versions")
     calls = []
     for index, row in enumerate(rows):
@@ -192,7 +192,7 @@ def _read_calls(table: pa.Table, prompts: Prompts) -> list[_Call]:
                 answer=convert(row["answer"][0], Message) if row["answer"] else None,
                 prompt=whole.get(call_id) if is_call else None,
                 completion=None if own is None else _completion(row, own, columns.get(call_id, {}), versions[index]),
-                undelivered=0 if undelivered[index] is None else len(undelivered[index]),
+                undelivered=undelivered[index],
                 is_sound=call_id in messages or call_id in whole,
             )
         )
@@ -255,19 +255,17 @@ def _events(table: pa.Table, calls: Sequence[_Call], current: Mapping[str, int])
 
 
 def _prefixes(calls: Sequence[_Call]) -> pa.Table:
-    """Return PREFIXES: of each call, the digests of its prompt at each length where another call of its episode ends."""
+    """Return PREFIXES: digests of each call's prompt at each length at which a call of its episode ends."""
     of_unit: defaultdict[tuple[str, int, str], list[_Call]] = defaultdict(list)
     for call in calls:
-        if call.event != "intent" and call.has_whole:
+        if call.event == "call" and call.has_whole:
             of_unit[call.episode_id, call.attempt, "messages" if call.is_text else "tokens"].append(call)
     columns: list[list[Any]] = [[] for _ in PREFIXES]
     for (episode_id, attempt, unit), some in of_unit.items():
         parts = [_parts(call) for call in some]
-        ends = {
-            len(prompt) + len(rest) for call, (prompt, rest) in zip(some, parts, strict=True) if call.event == "call"
-        }
+        ends = sorted({len(prompt) + len(rest) for prompt, rest in parts})
         for call, (prompt, rest) in zip(some, parts, strict=True):
-            for length, digest, is_whole in _digests(prompt, rest if call.event == "call" else None, sorted(ends)):
+            for length, digest, is_whole in _digests(prompt, rest, ends):
                 row = (episode_id, attempt, call.call_id, unit, length, digest, is_whole)
                 for column, value in zip(columns, row, strict=True):
                     column.append(value)
@@ -287,8 +285,8 @@ def _parts(call: _Call) -> tuple[_Units, _Units]:
     return call.prompt, np.zeros(0, np.int32) if call.completion is None else call.completion.tokens
 
 
-def _digests(prompt: _Units, rest: _Units | None, ends: Sequence[int]) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield length, digest and is_whole. rest: the completion; None if there is none. ends: lengths, ascending."""
+def _digests(prompt: _Units, rest: _Units, ends: Sequence[int]) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield length, digest and is_whole. rest: the completion. ends: lengths, ascending."""
     hashed, start = hashlib.blake2b(digest_size=16), 0
     for end in ends:
         if end > len(prompt):
@@ -296,10 +294,9 @@ def _digests(prompt: _Units, rest: _Units | None, ends: Sequence[int]) -> Iterat
         hashed.update(_bytes_of(prompt[start:end]))
         start = end
         yield end, hashed.copy().digest(), False
-    if rest is not None:
-        hashed.update(_bytes_of(prompt[start:]))
-        hashed.update(_bytes_of(rest))
-        yield len(prompt) + len(rest), hashed.digest(), True
+    hashed.update(_bytes_of(prompt[start:]))
+    hashed.update(_bytes_of(rest))
+    yield len(prompt) + len(rest), hashed.digest(), True
 
 
 def _bytes_of(units: _Units) -> bytes:
@@ -369,22 +366,23 @@ class _Stitcher:
                 self._rows[first] = self._begin(planned, call)
             self._row_of[call.call_id] = self._rows[first]
             self._add(planned, call, self._rows[first])
-        return Assembly(
-            _Rows(self._episode, [*self._rows.values()], self._scored_call(), self._known()).rollouts(), self._audit
-        )
+        rows = _Rows(self._episode, [*self._rows.values()], self._scored_call(), self._known())
+        return Assembly(rows.rollouts(), self._audit)
 
     def _begin(self, planned: Mapping[str, Any], call: _Call) -> _Row:
         """Return the row of a segment, for its first call."""
-        assert call.prompt is not None
+        prompt = call.prompt
+        assert prompt is not None
         parent = self._row_of.get(planned["parent_call_id"])
         if parent is None and self._rows:
-            parent = max(self._rows.values(), key=lambda row: row.builder.num_common_tokens(call.prompt))
+            parent = max(self._rows.values(), key=lambda row: row.builder.num_common_tokens(prompt))
         rollout_id = _id("rollout", self._episode.episode_id, str(self._episode.attempt), call.call_id)
         number = len(self._rows)
         return _Row(rollout_id, RowBuilder(number), number, None if parent is None else parent.number)
 
     def _add(self, planned: Mapping[str, Any], call: _Call, row: _Row) -> None:
-        assert call.prompt is not None and call.completion is not None
+        assert call.prompt is not None
+        assert call.completion is not None
         assert row.builder.is_extended_by(call.prompt), f"{call.call_id} does not extend its segment"
         row.builder.add_context(call.prompt[len(row.builder) :])
         try:
@@ -421,19 +419,15 @@ class _Stitcher:
             self._audit.append(AuditRow(**facts, fate="dropped", reason="undelivered", num_tokens=call.undelivered))
 
     def _scored_call(self) -> str | None:
-        """Return the call whose answer was scored: the one that the scorer named, else the last one that was answered."""
+        """Return the call whose answer was scored: the one that the scorer named, else the last that was answered."""
         if self._episode.result.scored_call_id is not None:
             return self._episode.result.scored_call_id
-        answered = [
-            (
-                self._calls[planned["attempt"], planned["call_id"]].values["ended_at"],
-                planned["number"],
-                planned["call_id"],
-            )
-            for planned in self._plan
-            if planned["reason"] in (None, "unresolved")
-        ]
-        return max(answered)[2] if answered else None
+        answered = [row for row in self._plan if row["reason"] in (None, "unresolved")]
+        last = max(answered, key=self._ended_at, default=None)
+        return None if last is None else last["call_id"]
+
+    def _ended_at(self, planned: Mapping[str, Any]) -> tuple[Any, int]:
+        return self._calls[planned["attempt"], planned["call_id"]].values["ended_at"], planned["number"]
 
     def _known(self) -> _Call | None:
         """Return the first call of the attempt whose prompt is known, for an episode without any other."""
@@ -472,6 +466,7 @@ class _Rows:
         episode, result = self._episode, self._episode.result
         transcript = row.builder.transcript(row.parent_segment_index)
         completions = [(span, _completion_of(call)) for call, span in zip(row.calls, row.spans, strict=True)]
+        rewards = self._token_rewards(row, len(transcript.response_tokens))
         steps = _agent_steps(row, self._scored)
         last = row.calls[-1] if row.calls else self._known
         assert last is not None
@@ -481,11 +476,8 @@ class _Rows:
             **self._identity(first),
             **version_columns(completions, first.values["policy_version"] or 0),
             "rollout_id": row.rollout_id,
-            "trajectory_id": (self._rows[0].rollout_id if self._rows else row.rollout_id),
-            "columns": {
-                **transcript.columns,
-                "token_rewards": self._token_rewards(row, len(transcript.response_tokens)),
-            },
+            "trajectory_id": self._rows[0].rollout_id if self._rows else row.rollout_id,
+            "columns": {**transcript.columns, "token_rewards": rewards},
             "capture": min((call.values["capture"] for call in row.calls), key=CAPTURES_BY_RANK.index, default=None),
             "segment_index": row.number,
             "parent_segment_index": row.parent_segment_index,
