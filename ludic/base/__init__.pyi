@@ -40,6 +40,13 @@ from .distributed import run_on_all as run_on_all
 from .distributed import run_on_main as run_on_main
 from .distributed import shut_down as shut_down
 from .distributed import unlimited_group as unlimited_group
+from .hosts import EVERY_ADDRESS as EVERY_ADDRESS
+from .hosts import LOCAL_HOST as LOCAL_HOST
+from .hosts import LOCAL_HOSTS as LOCAL_HOSTS
+from .hosts import host_names as host_names
+from .hosts import host_of as host_of
+from .hosts import listening as listening
+from .hosts import url_of as url_of
 from .http_answers import MOST_BYTES as MOST_BYTES
 from .http_answers import AnswerTooLongError as AnswerTooLongError
 from .http_answers import HttpAnswer as HttpAnswer

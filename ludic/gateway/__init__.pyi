@@ -5,3 +5,9 @@ from .calls import CallRequest as CallRequest
 from .calls import RefusedCallError as RefusedCallError
 from .calls import Sampled as Sampled
 from .calls import StoredCall as StoredCall
+from .episodes import CallCounts as CallCounts
+from .episodes import EpisodeFacts as EpisodeFacts
+from .episodes import EpisodeResult as EpisodeResult
+from .episodes import OpenEpisode as OpenEpisode
+from .gateway import Gateway as Gateway
+from .gateway import GatewaySettings as GatewaySettings
