@@ -15,6 +15,7 @@ from .requests import EpisodeLimits as EpisodeLimits
 from .requests import EpisodeRequest as EpisodeRequest
 from .requests import derive_seed as derive_seed
 from .requests import ending as ending
+from .requests import fails_the_episode as fails_the_episode
 from .requests import repeat as repeat
 from .requests import sweep as sweep
 from .tools.calculator import calculate as calculate
