@@ -21,6 +21,7 @@ from .requests import EpisodeLimits as EpisodeLimits
 from .requests import EpisodeRequest as EpisodeRequest
 from .requests import derive_seed as derive_seed
 from .requests import ending as ending
+from .requests import fails_the_episode as fails_the_episode
 from .requests import repeat as repeat
 from .requests import sweep as sweep
 from .tools.calculator import calculate as calculate
@@ -32,6 +33,7 @@ from .tools.registry import check_tools as check_tools
 from .tools.registry import environment_tools as environment_tools
 from .tools.registry import make_tools as make_tools
 from .tools.toolbox import Toolbox as Toolbox
+from .trajectory import version_columns as version_columns
 from .transcript import NO_ARRAYS as NO_ARRAYS
 from .transcript import CompletionSpan as CompletionSpan
 from .transcript import RowBuilder as RowBuilder

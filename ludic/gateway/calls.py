@@ -95,8 +95,11 @@ class CallRequest:
     """Send usage in a stream of `chat`."""
     previous_id: str | None = None
     """call_id of the earlier call that `previous_response_id` names; its messages and answer come before `messages`."""
+    has_instructions: bool = False
+    """The first message is the `instructions` of `responses`; with previous_id they replace the first system message of
+    the earlier call."""
     treated: tuple[str, ...] = ()
-    """Fields that --lenient treats as auto."""
+    """Fields that --lenient treats as auto, tools that it leaves out, and `model` if it was unknown."""
     asks_logprobs: bool = False
 
 
@@ -137,6 +140,11 @@ class Answer:
     """Tokens; 0 if the upstream server does not say."""
     cached_length: int = 0
     """Prompt tokens that were those of an earlier call."""
+    token_texts: tuple[str, ...] | None = None
+    """(completion_length,) text of each delivered token; None unless the call asks for logprobs, and they are
+    captured."""
+    token_logprobs: np.ndarray | None = None
+    """(completion_length,) float32, nats; None as for token_texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +161,13 @@ class Sampled:
     undelivered: np.ndarray | None = None
     """(n,) int32, tokens that were sampled behind the client's stop; in no row, and counted by the audit."""
     capture: Capture = "sampler"
+    token_texts: tuple[str, ...] | None = None
+    """As in `Answer`; only for a call that asks for logprobs."""
     usage: tuple[int, int] | None = None
     """Prompt and completion tokens as an upstream server counted them; None counts the tokens."""
+    prompt: "Prompt | None" = None
+    """The prompt as the backend learned it with the answer, such as an upstream server's token ids; it takes the place
+    of that of `prepare`. None: that one holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

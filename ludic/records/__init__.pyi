@@ -32,6 +32,7 @@ from .messages import read_messages as read_messages
 from .messages import read_tools as read_tools
 from .messages import refusal as refusal
 from .messages import to_message as to_message
+from .rollout import AWAITS_SCORE as AWAITS_SCORE
 from .rollout import GROUP_CLOSED as GROUP_CLOSED
 from .rollout import LARGEST_REWARD as LARGEST_REWARD
 from .rollout import MAX_TOKENS as MAX_TOKENS
@@ -90,4 +91,5 @@ from .validation import Routing as Routing
 from .validation import find_problems as find_problems
 from .validation import find_untrainable as find_untrainable
 from .validation import reason_against_experts as reason_against_experts
+from .validation import reasons_of_row as reasons_of_row
 from .validation import validate as validate
