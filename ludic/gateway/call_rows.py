@@ -24,8 +24,9 @@ from ludic.gateway.calls import (
 )
 from ludic.gateway.episode_calls import HeldCall
 from ludic.gateway.episodes import OpenEpisode
+from ludic.gateway.matching import tools_digest
 from ludic.records import Message, Row, WeightSpan, plain_rows
-from ludic.root.rows import prompt_digest, whole_messages, whole_prompts
+from ludic.root.rows import whole_messages, whole_prompts
 
 PATHS: Mapping[str, str] = {
     "chat": "/v1/chat/completions",
@@ -175,9 +176,10 @@ def stored_call(work: Work, sampled: Sampled, message: Message, earlier: Sequenc
         call_id=work.call.call_id,
         messages=messages,
         answer=message,
-        tools_digest=prompt_digest(request.tools) if request.tools else None,
+        tools_digest=tools_digest(request.tools),
         prompt_tokens=None if prompt is None else prompt.tokens,
         completion=None if completion is None else replace(completion, columns={}),
+        shown=None if prompt is None else prompt.shown,
     )
 
 
@@ -207,15 +209,16 @@ def sampled_answer(work: Work, row: Row, sampled: Sampled, message: Message) -> 
 
 
 def prompt_digests(calls: pa.Table) -> set[str]:
-    """Return the digests of the system messages of calls, which `held_calls` needs."""
-    return {digest for digest in calls["system_digest"].to_pylist() if digest is not None}
+    """Return the digests of the system messages and tools of calls, which `held_calls` needs."""
+    digests = {*calls["system_digest"].to_pylist(), *calls["tools_digest"].to_pylist()}
+    return {digest for digest in digests if digest is not None}
 
 
 def held_calls(calls: pa.Table, prompts: Mapping[str, Any]) -> list[HeldCall]:
     """Return the calls of an episode in the order of their arrival, from its rows, in order of call_id.
 
-    prompts: system messages by digest. A call without an answer is failed, or unfinished. Raises SchemaError if calls
-    do not fit together.
+    prompts: system messages and tools by digest. A call without an answer is failed, or unfinished. Raises SchemaError
+    if calls do not fit together.
     """
     tokens, messages = whole_prompts(calls), whole_messages(calls, prompts)
     found: dict[str, HeldCall] = {}
@@ -229,7 +232,7 @@ def held_calls(calls: pa.Table, prompts: Mapping[str, Any]) -> list[HeldCall]:
                 call_id=call.call_id,
                 messages=messages[call.call_id],
                 answer=_answer(row),
-                tools_digest=row["tools_digest"],
+                tools_digest=tools_digest(prompts[row["tools_digest"]]) if row["tools_digest"] else None,
                 prompt_tokens=tokens.get(call.call_id),
                 completion=_completion(row),
             )

@@ -18,12 +18,16 @@ from ludic.records import Capture, Message
 Dialect = Literal["chat", "completions", "responses", "messages"]
 """OpenAI chat completions, completions and responses; Anthropic messages."""
 Refusal = Literal[
-    "invalid", "not_recordable", "wrong_key", "unknown_model", "not_found", "sealed", "elsewhere", "too_large", "full",
-    "stopping", "upstream", "engine",
+    "invalid", "too_long", "not_recordable", "wrong_key", "unknown_model", "not_found", "sealed", "elsewhere",
+    "too_large", "full", "stopping", "upstream", "engine",
 ]  # fmt: skip
-"""Why a call was refused; each has one HTTP status (STATUS), and a name in each dialect's error format."""
+"""Why a call was refused; each has one HTTP status (STATUS), and a name in each dialect's error format.
+
+too_long: the prompt does not fit the model's context (context_length_exceeded), so that agents shorten it. too_large:
+the body has too many bytes."""
 STATUS: Mapping[Refusal, int] = {
     "invalid": 400,
+    "too_long": 400,
     "not_recordable": 400,
     "wrong_key": 401,
     "unknown_model": 404,
@@ -83,7 +87,7 @@ class CallRequest:
     max_tokens: int | None = None
     """Maximum sampled tokens; None is the run's."""
     stop: tuple[str, ...] = ()
-    """Texts that end the answer, which leaves them out. None is empty."""
+    """Texts that end the answer, which leaves them out."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings as the client named them, such as temperature; recorded, not used."""
     stream: bool = False
@@ -137,7 +141,8 @@ class Answer:
     cached_length: int = 0
     """Prompt tokens that were those of an earlier call."""
     token_texts: tuple[str, ...] | None = None
-    """(completion_length,) text of each delivered token; None unless the call asks for logprobs and they are captured."""
+    """(completion_length,) text of each delivered token; None unless the call asks for logprobs, and they are
+    captured."""
     token_logprobs: np.ndarray | None = None
     """(completion_length,) float32, nats; None as for token_texts."""
 
@@ -180,11 +185,16 @@ class Prompt:
     made: Literal["whole", "extended", "given"] = "whole"
     """whole: rendered by the chat template; extended: stored ids and a rendered suffix; given: the client's ids or
     text."""
+    shown: object = field(default=None, repr=False, compare=False)
+    """What the backend keeps of the prompt for calls that extend it; the gateway hands it on to `StoredCall.shown`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class StoredCall:
-    """A call that is stored, as the gateway knows it: what later calls of its episode may extend."""
+    """A call that is stored, as the gateway knows it: what later calls of its episode may extend.
+
+    Compared by identity, so that backends can keep facts about it as long as it lives.
+    """
 
     call_id: str
     messages: tuple[Message, ...]
@@ -194,6 +204,8 @@ class StoredCall:
     prompt_tokens: np.ndarray | None
     """(prompt_length,) int32; None at capture `text`."""
     completion: Completion | None
+    shown: object = field(default=None, repr=False)
+    """`Prompt.shown` of the call; None for a call of an earlier life of the gateway."""
 
     @property
     def tokens(self) -> np.ndarray | None:

@@ -96,3 +96,14 @@ def derived_seed(episode_id: str, attempt: int) -> int:
     """Return a seed of 63 bits that follows from an episode's name."""
     digest = hashlib.sha256(f"{episode_id} {attempt}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def agent_variables(url: str, episode_id: str, attempt: int, key: str) -> dict[str, str]:
+    """Return the environment variables by which agents find the gateway and their episode. url: without /v1."""
+    base = f"{url}/e/{episode_id}/{attempt}"
+    return {
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_API_KEY": key,
+    }

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ludic.agents import derive_seed
@@ -25,38 +25,15 @@ from ludic.gateway.call_rows import (
     without_messages,
 )
 from ludic.gateway.calls import Answer, Backend, Caller, CallRequest, RefusedCallError, refused
+from ludic.gateway.config import GatewaySettings
 from ludic.gateway.episode_calls import EpisodeCalls, HeldCall
 from ludic.gateway.episodes import CallCounts, EpisodeFacts, EpisodeResult, OpenEpisode
 from ludic.gateway.held_episodes import RETRY_S, Held, HeldEpisodes
 from ludic.root import Life, Root
 from ludic.root.rows import CallLog
-from ludic.settings import InFlight, PositiveCount, SecondsOfADay, in_thread
-from ludic.settings.table import check
+from ludic.settings import in_thread
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySettings:
-    """Settings of a gateway."""
-
-    lenient: bool = False
-    """Treat response_format and a required tool choice as auto, and record it, instead of refusing them."""
-    keep_thinking: bool = False
-    """Keep the thinking of earlier answers in prompts, where the chat template would drop it."""
-    max_in_flight: InFlight = 1024
-    """Maximum calls at a time; others are answered 429 with Retry-After."""
-    max_episodes: PositiveCount = 10_000
-    """Maximum open episodes; others are answered 429."""
-    episode_timeout_s: SecondsOfADay = 86_400.0
-    """Seconds after which an open episode is sealed as expired, and its key no longer works."""
-    max_body_bytes: PositiveCount = 32 << 20
-    """Maximum bytes of a request's body."""
-    drain_timeout_s: SecondsOfADay = 60.0
-    """Maximum seconds that a stopping gateway waits for calls that are being sampled."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class Gateway:

@@ -279,9 +279,7 @@ class HeldEpisodes:
             if claim.sealed_at is None and claim.life != self._life.number:
                 owner = await self._lives.owner_of(claim)
                 if owner is not None:
-                    sentence = (
-                        f"episode {name[0]!r} is held by another gateway{owner and f', {owner}'}; send it there"
-                    )
+                    sentence = f"episode {name[0]!r} is held by another gateway{owner and f', {owner}'}; send it there"
                     raise refused("elsewhere", sentence, owner=owner)
                 taken = await self._write(partial(take_over, self._life, claim))
                 if taken is None:
