@@ -5,10 +5,12 @@ from .delegation import SubAgent as SubAgent
 from .delegation import delegate_schema as delegate_schema
 from .delegation import helper as helper
 from .delegation import make_sub_agents as make_sub_agents
+from .episode import Episode as Episode
 from .episode import make_protocol as make_protocol
 from .episode import run_episode as run_episode
 from .episode import single_agent as single_agent
 from .parsers import make_parser as make_parser
+from .requests import ENGINE_ERRORS as ENGINE_ERRORS
 from .requests import Ending as Ending
 from .requests import EpisodeFailedError as EpisodeFailedError
 from .requests import EpisodeLimits as EpisodeLimits
