@@ -22,7 +22,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -35,11 +35,11 @@ from ludic.base import host_of, mask
 from ludic.base.masking import SECRET_NAME
 from ludic.errors import LudicError, one_line
 from ludic.gateway.calls import STATUS, Answer, Caller, CallRequest, Dialect, RefusedCallError, refused
-from ludic.gateway.dialects import DIALECTS
+from ludic.gateway.config import HttpSettings
+from ludic.gateway.dialects import DIALECTS, DialectModule, count_tokens, models
 from ludic.gateway.episodes import EpisodeFacts, EpisodeResult, OpenEpisode, key_digest
 from ludic.gateway.gateway import Gateway
-from ludic.settings import PositiveCount, Range, SecondsOfADay
-from ludic.settings.table import check
+from ludic.root import EPISODE
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
-_IN_EPISODE = re.compile(r"/e/([A-Za-z0-9][A-Za-z0-9._-]{0,127})/([1-9][0-9]{0,8})(?=/|$)")
+_IN_EPISODE = re.compile(rf"/e/({EPISODE})/([1-9][0-9]{{0,8}})(?=/|$)")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 _MOST_PATH = 2_048
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
@@ -62,36 +62,10 @@ _MOST_HINTS, _MOST_HINT = 16, 256
 _RETRY_AFTER_S = 1.0
 _NOT_HERE = {
     "/embeddings": "the gateway serves no embeddings, which train nothing; send them to another server",
-    "/responses/": "a stored response is not served again, cancelled or deleted, and the gateway compacts no conversations",
+    "/responses/": "a stored response is not served again, cancelled, deleted or compacted; its call is in the root",
 }
 """What is said of addresses that begin so."""
 _HERE = "it serves chat/completions, completions, responses, messages and models"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpSettings:
-    """Limits of the gateway's HTTP server."""
-
-    host_names: tuple[str, ...] = ()
-    """More names by which clients call this machine; on a local address, requests for other names are refused."""
-    open_stream_after_s: SecondsOfADay = 60.0
-    """Seconds after which a stream opens although the answer is not complete. Before, a failed call is an HTTP status,
-    and clients try again."""
-    keep_alive_s: SecondsOfADay = 15.0
-    """Seconds between the events that keep an open stream alive until the answer is complete."""
-    receive_within_s: SecondsOfADay = 60.0
-    """Maximum seconds until a client has sent its headers, and as many until it has sent the body."""
-    send_within_s: SecondsOfADay = 120.0
-    """Maximum seconds that a client may read nothing of an answer; then its connection is cut. The answer is stored."""
-    idle_s: SecondsOfADay = 600.0
-    """Seconds without a request after which a connection is closed."""
-    max_held_mb: Annotated[int, Range(1, 10**7)] = 2_048
-    """Maximum MB of bodies and answers that are held at a time; further requests are answered 429."""
-    max_header_bytes: PositiveCount = 64 << 10
-    """Maximum bytes of the address and headers of a request."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(slots=True, eq=False)
@@ -231,18 +205,22 @@ class GatewayApp:
         asked: _Asked = request.scope["asked"]
         await self._check_key(request, asked)
         body = await self._body(request, asked)
-        module = DIALECTS["messages"]
-        call = module.read_count(body, lenient=self._gateway.settings.lenient, names=self._model_names)
+        call = DIALECTS["messages"].read(body, lenient=self._gateway.settings.lenient, names=self._model_names)
         prompt = await self._gateway.backend.prepare(call, ())
-        return Response(module.count_tokens(prompt), media_type=_JSON)
+        if prompt.tokens is None:
+            raise refused("not_found", "the upstream server counts the tokens of a prompt with its answer alone")
+        return Response(count_tokens(len(prompt.tokens)), media_type=_JSON)
 
     async def _models(self, request: Request) -> Response:
         await self._check_key(request, request.scope["asked"])
-        model = request.path_params.get("model")
-        if model is not None and model not in self._model_names:
-            raise refused("unknown_model", f"there is no model {model!r}; {self._gateway.backend.model} is served")
-        module = DIALECTS["messages" if "anthropic-version" in request.headers else "chat"]
-        return Response(module.models(self._model_names, model), media_type=_JSON)
+        listed = models(self._model_names)
+        name = request.path_params.get("model")
+        if name is None:
+            return Response(listed, media_type=_JSON)
+        if name not in self._model_names:
+            raise refused("unknown_model", f"there is no model {name[:100]!r}; {self._gateway.backend.model} is served")
+        found = next(each for each in msgspec.json.decode(listed)["data"] if each["id"] == name)
+        return Response(msgspec.json.encode(found), media_type=_JSON)
 
     # --- Episodes -----------------------------------------------------------------------------------------
 
@@ -371,7 +349,9 @@ class GatewayApp:
 class _HeldBackStream(Response):
     """A stream that opens before the answer is complete."""
 
-    def __init__(self, task: "asyncio.Future[Answer]", call: CallRequest, module: Any, keep_alive_s: float) -> None:
+    def __init__(
+        self, task: "asyncio.Future[Answer]", call: CallRequest, module: DialectModule, keep_alive_s: float
+    ) -> None:
         super().__init__(media_type=_EVENTS, headers=_UNCACHED)
         del self.headers["content-length"]
         self._task, self._call, self._module, self._keep_alive_s = task, call, module, keep_alive_s
@@ -504,14 +484,14 @@ def _convert(values: Mapping[str, Any], kind: type[T], where: str) -> T:
 # --- Errors -------------------------------------------------------------------------------------------------------
 
 
-class _HttpRefusal(RefusedCallError):
+class _HttpRefusalError(RefusedCallError):
     """A refusal with a status of HTTP itself."""
 
     status = 400
 
 
 def _refused(status: int, sentence: str) -> RefusedCallError:
-    error = _HttpRefusal(sentence)
+    error = _HttpRefusalError(sentence)
     error.status = status
     return error
 
@@ -526,8 +506,7 @@ def _as_refusal(error: Exception) -> RefusedCallError:
         return error
     if isinstance(error, HTTPException):
         methods = (error.headers or {}).get("Allow", "")
-        refusal = _refused(error.status_code, f"this address takes {methods} only" if methods else str(error.detail))
-        return refusal
+        return _refused(error.status_code, f"this address takes {methods} only" if methods else str(error.detail))
     if isinstance(error, LudicError):
         return refused("engine", one_line(error))
     logger.error("a request failed", exc_info=error)
@@ -536,7 +515,7 @@ def _as_refusal(error: Exception) -> RefusedCallError:
 
 def _error_response(error: Exception, dialect: Dialect) -> Response:
     refusal = _as_refusal(error)
-    status = refusal.status if isinstance(refusal, _HttpRefusal) else STATUS[refusal.reason]
+    status = refusal.status if isinstance(refusal, _HttpRefusalError) else STATUS[refusal.reason]
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(refusal.retry_after_s))

@@ -83,7 +83,7 @@ class CallRequest:
     max_tokens: int | None = None
     """Maximum sampled tokens; None is the run's."""
     stop: tuple[str, ...] = ()
-    """Texts that end the answer, which leaves them out. None is empty."""
+    """Texts that end the answer, which leaves them out."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings as the client named them, such as temperature; recorded, not used."""
     stream: bool = False
@@ -137,7 +137,8 @@ class Answer:
     cached_length: int = 0
     """Prompt tokens that were those of an earlier call."""
     token_texts: tuple[str, ...] | None = None
-    """(completion_length,) text of each delivered token; None unless the call asks for logprobs and they are captured."""
+    """(completion_length,) text of each delivered token; None unless the call asks for logprobs, and they are
+    captured."""
     token_logprobs: np.ndarray | None = None
     """(completion_length,) float32, nats; None as for token_texts."""
 

@@ -92,3 +92,14 @@ def make_key() -> str:
 def key_digest(key: str) -> str:
     """Return the SHA-256 of a key, hexadecimal; any text has one."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def agent_variables(url: str, episode_id: str, attempt: int, key: str) -> dict[str, str]:
+    """Return the environment variables by which agents find the gateway and their episode. url: without /v1."""
+    base = f"{url}/e/{episode_id}/{attempt}"
+    return {
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_API_KEY": key,
+    }

@@ -6,41 +6,16 @@ what it can try again.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ludic.engines import SamplingParams
 from ludic.gateway.calls import Answer, Backend, Caller, CallRequest
+from ludic.gateway.config import GatewaySettings
 from ludic.gateway.episodes import CallCounts, EpisodeFacts, EpisodeResult, OpenEpisode
 from ludic.root import Root
-from ludic.settings import InFlight, PositiveCount, SecondsOfADay
-from ludic.settings.table import check
 
 if TYPE_CHECKING:
     from ludic.root.gateways import Life
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySettings:
-    """Settings of a gateway."""
-
-    lenient: bool = False
-    """Treat response_format and a required tool choice as auto, and record it, instead of refusing them."""
-    keep_thinking: bool = False
-    """Keep the thinking of earlier answers in prompts, where the chat template would drop it."""
-    max_in_flight: InFlight = 1024
-    """Maximum calls at a time; others are answered 429 with Retry-After."""
-    max_episodes: PositiveCount = 10_000
-    """Maximum open episodes; others are answered 429."""
-    episode_timeout_s: SecondsOfADay = 86_400.0
-    """Seconds after which an open episode is sealed as expired, and its key no longer works."""
-    max_body_bytes: PositiveCount = 32 << 20
-    """Maximum bytes of a request's body."""
-    drain_timeout_s: SecondsOfADay = 60.0
-    """Maximum seconds that a stopping gateway waits for calls that are being sampled."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class Gateway:

@@ -9,8 +9,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -18,7 +17,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ludic.base import LOCAL_HOST, LOCAL_HOSTS, host_names, listening, url_of
-from ludic.gateway.app import HttpSettings, make_app
+from ludic.gateway.app import make_app
+from ludic.gateway.config import HttpSettings
 from ludic.gateway.gateway import Gateway
 
 _BACKLOG = 4_096
@@ -30,8 +30,6 @@ _TOO_LONG = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: 39\r\nconnection: close\r\n\r\nthe headers of the request are too long"
 )
-_TICK_S = 0.1
-"""Seconds between looks at `stop`: a signal does not wake an event loop."""
 
 
 @asynccontextmanager
@@ -63,33 +61,6 @@ async def running(
         finally:
             server.should_exit = True
             await task
-
-
-def serve(
-    gateway: Gateway,
-    host: str,
-    port: int,
-    stop: threading.Event,
-    http: HttpSettings | None = None,
-    *,
-    own_key_digest: str | None = None,
-    announce: Callable[[str], None] = lambda url: None,
-) -> None:
-    """Serve until `stop` is set; then refuse new calls, answer those in flight, and return.
-
-    announce: called with the address when requests are answered. Raises ConfigError if the port can't be used.
-    """
-
-    async def until_stopped() -> None:
-        await gateway.start()
-        async with running(gateway, http, own_key_digest=own_key_digest, listener=listener) as url:
-            announce(url)
-            while not stop.is_set():
-                await asyncio.sleep(_TICK_S)
-            await gateway.drain()
-
-    with listening(host, port, _BACKLOG) as listener, new_loop() as runner:
-        runner.run(until_stopped())
 
 
 def new_loop() -> asyncio.Runner:

@@ -24,14 +24,12 @@ from ludic.base import AnswerTooLongError, HttpAnswer, ask, keep_secret, mask, p
 from ludic.engines import Completion, SamplingParams
 from ludic.errors import ConfigError, one_line
 from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, Sampled, StoredCall, refused
+from ludic.gateway.config import KEY_VARIABLE, UpstreamSettings
 from ludic.gateway.conversation import longest_known
 from ludic.records import NUM_TOKEN_IDS, Capture, FinishReason, Message, ToolCall, WeightSpan
-from ludic.settings import SecondsOfADay
-from ludic.settings.table import check
 
 logger = logging.getLogger(__name__)
 
-KEY_VARIABLE = "LUDIC_UPSTREAM_KEY"
 NO_LIMIT = 1_000_000
 """max_tokens of a run that sets no limit of its own: the server's holds."""
 _MOST_BYTES = 256 << 20
@@ -42,19 +40,6 @@ _WHOLE = {"logprobs": True, "return_token_ids": True}
 _NO_LOGPROB = -9_999.0
 """What vLLM writes for minus infinity."""
 _FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "stop"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamSettings:
-    """Settings of calls to another server."""
-
-    upstream_key: str = KEY_VARIABLE
-    """Environment variable that holds the API key of the server of --upstream; without the variable none is sent."""
-    upstream_timeout_s: SecondsOfADay = 1_800.0
-    """Maximum seconds until the server of --upstream has answered a call."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +171,7 @@ class UpstreamBackend:
         except httpx2.TimeoutException as error:
             raise refused("upstream", f"{self.engine} did not answer in {self._timeout_s:g} s") from error
         except (httpx2.TransportError, AnswerTooLongError) as error:
-            why = one_line(mask(f"{type(error).__name__} {error}"))
+            why = mask(f"{type(error).__name__} {one_line(error)}")
             raise refused("upstream", f"{self.engine} gave no answer ({why})", retry_after_s=1.0) from error
 
     def _learn(self, answer: HttpAnswer, whole: Mapping[str, Any], limit_name: str) -> bool:
@@ -234,8 +219,8 @@ async def find_model(url: str, settings: UpstreamSettings) -> str:
         try:
             answer = await ask(client, "GET", f"{url}/models", timeout_s=30.0, connect_s=_CONNECT_S)
         except (httpx2.TransportError, AnswerTooLongError) as error:
-            why = f"{type(error).__name__} {error}"
-            raise ConfigError(f"{public_url(url)} does not answer ({one_line(mask(why))})") from error
+            why = mask(f"{type(error).__name__} {one_line(error)}")
+            raise ConfigError(f"{public_url(url)} does not answer ({why})") from error
     if not answer.is_success:
         raise ConfigError(f"{public_url(url)}/models answered {answer.status}: {_message(answer)}; give --model NAME")
     try:

@@ -5,12 +5,12 @@ from typing import Any
 
 import msgspec
 
-from ludic.base import read_json
 from ludic.gateway.calls import Answer, CallRequest, RefusedCallError
 from ludic.gateway.dialects import rules
 from ludic.gateway.dialects.replies import (
     COMMENT,
     DONE,
+    custom_input,
     event,
     logprobs_of,
     openai_error,
@@ -134,16 +134,6 @@ def _read_tools(fields: rules.Fields) -> tuple[list[dict[str, Any]], dict[str, M
 
 
 # --- The response ----------------------------------------------------------------------------------------------------
-
-
-def custom_input(call: ToolCall) -> str:
-    """Return the input of a call of a custom tool; all its arguments if the model called it as another function."""
-    try:
-        arguments = read_json(call.arguments)
-    except (ValueError, RecursionError):
-        return call.arguments
-    text = arguments.get("input") if isinstance(arguments, dict) and len(arguments) == 1 else None
-    return text if isinstance(text, str) else call.arguments
 
 
 def _call(call: ToolCall, request: CallRequest, text: str | None = None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from ludic.gateway.calls import Answer, CallRequest, Dialect, RefusedCallError
-from ludic.gateway.dialects import chat, completions, messages
+from ludic.gateway.dialects import chat, completions, messages, responses
 
 
 class DialectModule(Protocol):
@@ -44,7 +44,7 @@ class DialectModule(Protocol):
 
 
 DIALECTS: Mapping[Dialect, DialectModule] = MappingProxyType(
-    {"chat": chat, "completions": completions, "messages": messages}
+    {"chat": chat, "completions": completions, "responses": responses, "messages": messages}
 )
 
 

@@ -178,7 +178,7 @@ def stream(answer: Answer, request: CallRequest) -> Iterator[bytes]:
     yield _event("message_start", message=started)
     for number, block in enumerate(blocks):
         calls = {call.id: call.arguments for call in answer.message.tool_calls}
-        yield _event("content_block_start", index=number, content_block=block | _START[block["type"]])
+        yield _event("content_block_start", index=number, content_block={**block, **_START[block["type"]]})
         for delta in _deltas(block, calls):
             yield _event("content_block_delta", index=number, delta=delta)
         yield _event("content_block_stop", index=number)

@@ -5,7 +5,9 @@ from typing import Any
 
 import msgspec
 
+from ludic.base import read_json
 from ludic.gateway.calls import Answer, Refusal, RefusedCallError
+from ludic.records import ToolCall
 
 PIECE = 4_000
 """Maximum characters of a delta; clients that read lines of at most 64 KiB can read it, even fully escaped."""
@@ -54,6 +56,16 @@ def logprobs_of(answer: Answer) -> list[dict[str, Any]] | None:
         {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
         for text, logprob in tokens
     ]
+
+
+def custom_input(call: ToolCall) -> str:
+    """Return the input of a call of a custom tool; all its arguments if the model called it as another function."""
+    try:
+        arguments = read_json(call.arguments)
+    except (ValueError, RecursionError):
+        return call.arguments
+    text = arguments.get("input") if isinstance(arguments, dict) and len(arguments) == 1 else None
+    return text if isinstance(text, str) else call.arguments
 
 
 _OPENAI: Mapping[Refusal, tuple[str, str | None]] = {

@@ -246,7 +246,12 @@ def function_tool(fields: Fields, tool: Any, at: str, known: Collection[str]) ->
 
 
 def known_fields(fields: Fields, value: Mapping[str, Any], known: Collection[str], at: str) -> dict[str, Any]:
-    """Return the known fields of an object that are present; count harmless ones. Raises RefusedCallError for others."""
+    """Return the known fields of an object that are present, and count harmless ones.
+
+    Raises RefusedCallError for others.
+    """
+    if not isinstance(value, Mapping):
+        raise wrong(at, value, "an object")
     present = {name: each for name, each in value.items() if each is not None}
     # The index is left out of the name, so that the fields of all items are counted together.
     fields.note({f"{re.sub(r'[0-9]+', '', at)}.{name}": 1 for name in present.keys() - known})

@@ -507,7 +507,7 @@ class CallLog:
                     later.waiting = []
             if not isinstance(error, StoreError):
                 self._broken, file.retry_at = error, float("inf")
-                failed += [each for each in self._waiting]
+                failed += self._waiting
                 self._waiting = []
             self._changed.notify_all()
         _settle(failed, error)
@@ -680,7 +680,7 @@ def _messages(values: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     return msgspec.convert(values, tuple[Message, ...])
 
 
-def whole_columns(calls: pa.Table) -> dict[str, Columns]:
+def whole_columns(calls: pa.Table) -> Mapping[str, Columns]:
     """Return the sampler's arrays of each call with tokens, by call_id, as in Completion.columns; absent ones are left
     out. Arrays along the tokens read are put together from the calls that a call extends.
     """
