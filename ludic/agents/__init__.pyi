@@ -28,6 +28,7 @@ from .tools.registry import check_tools as check_tools
 from .tools.registry import environment_tools as environment_tools
 from .tools.registry import make_tools as make_tools
 from .tools.toolbox import Toolbox as Toolbox
+from .trajectory import stored_wanted as stored_wanted
 from .trajectory import version_columns as version_columns
 from .transcript import NO_ARRAYS as NO_ARRAYS
 from .transcript import CompletionSpan as CompletionSpan

@@ -1,26 +1,26 @@
-"""Play episodes whose agent is a program that calls the model over HTTP, through a gateway in this process.
+"""Play one episode whose agent is a program that calls the model over HTTP: open, run, score, seal, and make its rows.
 
-Reads and writes gateways/, episodes/, prompts/ and calls/ of the root. An episode is opened with a key of its own, the
-program runs (ludic.rollouts.programs), the environment or a command scores the result, the episode is sealed, and its
-stored calls become rows (ludic.gateway). An episode of the schedule has an id that follows from its number, so that it
-outlives its worker: the next life of the slot finds it, uses it if it was sealed, and otherwise runs the program again,
-whose calls get the stored answers as long as they repeat. Errors of programs and environments are stored in the rows;
-those of the engine are raised.
+An episode of the schedule has an id that follows from its number, so that it outlives its worker: the next life of the
+slot finds it, uses it if it was sealed, and otherwise runs the program again, whose calls get the stored answers as
+long as they repeat. Errors of programs and environments are stored in the rows. Reads and writes what
+ludic.gateway.gateway does, and a folder of the machine for each episode.
 """
 
 import asyncio
+import logging
 import os
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+import pyarrow as pa
 
 from ludic.agents import (
-    ENGINE_ERRORS,
     Agent,
     Ending,
     Episode,
@@ -30,174 +30,62 @@ from ludic.agents import (
     Toolbox,
     ending,
     environment_tools,
-    fails_the_episode,
+    stored_wanted,
 )
 from ludic.agents import environment_calls as calls
-from ludic.base import private_folder, require
-from ludic.engines import Completion, Engine, GenerationRequest, SamplingParams
-from ludic.environments import HeldEnvironment, LimitedEnvironments, Transition, to_score, transition_of
-from ludic.errors import ConfigError
+from ludic.base import private_folder
+from ludic.environments import HeldEnvironment, LimitedEnvironments, Transition
+from ludic.errors import ConfigError, StoreError
 from ludic.gateway import (
-    EngineBackend,
     EpisodeFacts,
     EpisodeResult,
     Gateway,
-    GatewaySettings,
     OpenEpisode,
     RefusedCallError,
     SealedEpisode,
+    agent_variables,
     assemble,
-    running,
 )
-from ludic.records import GROUP_CLOSED, Message, Rollout, ToolCall, new_id
+from ludic.records import Message, Rollout, ToolCall, new_id
 from ludic.rollouts.commands import environment_of, limits_of, run_command, split_command
-from ludic.rollouts.programs import Program, ProgramEnd, Task, Tools
-from ludic.root import EpisodeClaim, Root, held_life, newest_episode_claim
-from ludic.root.rows import read_calls, read_prompts
+from ludic.rollouts.programs import Clients, Program, ProgramEnd, Task, Tools
+from ludic.root import EpisodeClaim, Root, newest_episode_claim
+from ludic.root.rows import read_calls, read_prompt
+from ludic.root.storage import back_off
 from ludic.run import RunConfig
 from ludic.settings import SideThread
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+EXIT_CODE, LAST_OUTPUT = "exit_code", "last_output"
+"""Keys of what a command left, in the metadata of the rows and in the claim."""
 _MOST_ATTEMPTS = 100
 """Attempts at an episode; more mean that something else is wrong."""
-_DRAIN_S = 5.0
-"""Seconds that a worker that stops waits for completions that are being sampled, so that they are stored."""
-EXIT_CODE, LAST_OUTPUT = "exit_code", "last_output"
-"""Keys of what a command left, in the metadata of the rows."""
-
-
-class ProgramEpisodes:
-    """Runs the episodes of a run whose agent is a program: a RunEpisode, while `opened`."""
-
-    def __init__(
-        self,
-        root: Root,
-        run: RunConfig,
-        agent: Agent,
-        program: Program,
-        params: SamplingParams,
-        *,
-        timeout_s: float | None,
-    ) -> None:
-        """params: of all episodes. timeout_s: of an episode; None is no limit."""
-        require("starlette", "gateway", "an agent that makes its own calls")
-        self.root, self.run, self.program, self.params, self.timeout_s = root, run, program, params, timeout_s
-        self._engine = _WatchedEngine(agent.engine, run.max_sequence_tokens)
-        self.agent = replace(agent, engine=self._engine)
-        self._score_words = None if run.score_command is None else split_command("score_command", run.score_command)
-        self._clients: dict[bool, Any] = {}
-        self.gateway: Gateway | None = None
-        self.address = ""
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        """Serve the gateway in this event loop; all episodes begin and end within it."""
-        settings = GatewaySettings(drain_timeout_s=_DRAIN_S)
-        with held_life(self.root) as life:
-            self.gateway = Gateway(self.root, life, EngineBackend(self.agent), settings, self.params)
-            try:
-                async with running(self.gateway) as self.address:
-                    try:
-                        yield
-                    finally:
-                        await self.gateway.drain()
-            finally:
-                for client in self._clients.values():
-                    await _close(client)
-                self._clients.clear()
-                self.gateway = None
-
-    async def __call__(self, environments: LimitedEnvironments, request: EpisodeRequest) -> Sequence[Rollout]:
-        """Play an episode and return its rows, at least one. Raises the errors of the engine, ConfigError."""
-        assert self.gateway is not None, "the episodes are opened"
-        play = _Play(self, self.gateway, request)
-        if (rows := await play.rows_of_earlier_life()) is not None:
-            return rows
-        return await self._engine.raising(play.run(environments))
-
-    def client(self, is_async: bool, api_key: str) -> Any:
-        """Return a client of the openai package with the key of an episode; all share their connections."""
-        import openai
-
-        if is_async not in self._clients:
-            kind, http = (
-                (openai.AsyncOpenAI, openai.DefaultAsyncHttpxClient)
-                if is_async
-                else (openai.OpenAI, openai.DefaultHttpxClient)
-            )
-            # The model is on this machine, and the episode has the limit of time.
-            shared = kind(api_key="none", base_url=f"{self.address}/v1", timeout=None, http_client=http(trust_env=False))
-            self._clients[is_async] = shared
-        return self._clients[is_async].with_options(api_key=api_key)
-
-    async def score_by_command(self, folder: Path, home: Path) -> Transition:
-        """Return the score of a folder by the run's command."""
-        assert self._score_words is not None
-        environment = environment_of(self.run, home, {})
-        end = await run_command(
-            self._score_words, folder=folder, environment=environment, limits=limits_of(self.run)
-        )
-        if end.exit_code == _NOT_STARTED:
-            raise EpisodeFailedError(f"score_command could not be started: {end}")
-        passed = end.exit_code == 0
-        info = {"score_command": str(end)}
-        return Transition(observation=None, reward=float(passed), correct=passed, terminated=True, info=info)
-
-    @property
-    def scores_by_command(self) -> bool:
-        return self._score_words is not None
-
-
+_NAMESPACE = uuid.UUID("4be0643f-1d98-573b-97cd-ca98a65347dd")
+"""Of the ids of episodes."""
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
 _NOT_STARTED = 127
 """Exit code of a command that could not be started."""
 
 
-async def _close(client: Any) -> None:
-    found = client.close()
-    if found is not None:
-        await found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Player:
+    """What all episodes of a worker share."""
 
-
-class _WatchedEngine(Engine):
-    """The engine of the gateway. Its errors end all episodes, which would only see a failed call."""
-
-    def __init__(self, engine: Engine, max_sequence_tokens: int | None) -> None:
-        self._engine = engine
-        self.max_length = min(engine.max_length, max_sequence_tokens or engine.max_length)
-        self._failed: asyncio.Future[None] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def load_weights(self, folder: str, version: int) -> None:
-        self._engine.load_weights(folder, version)
-
-    async def generate(self, request: GenerationRequest) -> Completion:
-        try:
-            return await self._engine.generate(request)
-        except ENGINE_ERRORS as error:
-            if not (failed := self._future()).done():
-                failed.set_exception(error)
-                failed.exception()  # read, since no episode may wait
-            raise
-
-    async def raising(self, coroutine: Any) -> Any:
-        """Return what a coroutine returns; raise the engine's error as soon as there is one."""
-        task, failed = asyncio.ensure_future(coroutine), self._future()
-        try:
-            await asyncio.wait((task, failed), return_when=asyncio.FIRST_COMPLETED)
-            if failed.done():
-                failed.result()
-            return task.result()
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait((task,))
-
-    def _future(self) -> "asyncio.Future[None]":
-        loop = asyncio.get_running_loop()
-        if self._failed is None or self._failed.get_loop() is not loop:
-            self._failed = loop.create_future()
-        return self._failed
+    root: Root
+    run: RunConfig
+    agent: Agent
+    program: Program
+    gateway: Gateway
+    address: str
+    """Of the gateway, without /v1."""
+    timeout_s: float | None
+    """Maximum seconds of an episode; None is no limit."""
+    thread: SideThread
+    """Makes rows, beside the event loop."""
+    clients: Clients
 
 
 class _ReusedError(Exception):
@@ -208,14 +96,23 @@ class _ReusedError(Exception):
         self.claim = claim
 
 
-class _Play:
+class Play:
     """Plays one episode."""
 
-    def __init__(self, owner: ProgramEpisodes, gateway: Gateway, request: EpisodeRequest) -> None:
-        self._owner, self._gateway, self._request = owner, gateway, request
+    def __init__(self, player: Player, request: EpisodeRequest) -> None:
+        self._player, self._gateway, self._request = player, player.gateway, request
         # Samples of an evaluation have the same numbers for each version.
-        name = f"{owner.root.run_id}/{request.request_index}"
+        name = f"{player.root.run_id}/{request.request_index}"
         self._id = str(uuid.uuid5(_NAMESPACE, name)) if request.purpose == "train" else new_id()
+        self._facts = EpisodeFacts(
+            env_name=request.env_name,
+            env_example_id=request.example.example_id,
+            group_id=request.group_id,
+            group_index=request.group_index,
+            group_size=request.group_size,
+            request_index=request.request_index,
+            purpose=request.purpose,
+        )
         self._traceback: str | None = None
         self._transition: Transition | None = None
         self._action: str | None = None
@@ -243,46 +140,37 @@ class _Play:
 
         Raises _ReusedError for one that was sealed.
         """
-        replays = self._owner.run.agent_replay
+        replays = self._player.run.agent_replay
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             try:
                 return await self._open_attempt(attempt, replay=replays)
             except RefusedCallError as error:
                 if error.reason not in ("sealed", "elsewhere", "invalid"):
                     raise
-                claim = await asyncio.to_thread(newest_episode_claim, self._owner.root, self._id, attempt)
+                claim = await asyncio.to_thread(newest_episode_claim, self._player.root, self._id, attempt)
                 if claim is None:
                     raise
                 if self._is_reusable(claim):
                     raise _ReusedError(claim) from None
                 if claim.sealed_at is None and error.reason == "invalid" and not replays:
                     await self._give_up(attempt)
-        raise ConfigError(f"{self._owner.root.url}: episode {self._id} has {_MOST_ATTEMPTS} attempts; delete the root")
+        raise ConfigError(f"{self._player.root.url}: episode {self._id} has {_MOST_ATTEMPTS} attempts; delete the root")
 
     async def _open_attempt(self, attempt: int, *, replay: bool) -> OpenEpisode:
         request = self._request
-        facts = EpisodeFacts(
-            env_name=request.env_name,
-            env_example_id=request.example.example_id,
-            group_id=request.group_id,
-            group_index=request.group_index,
-            group_size=request.group_size,
-            request_index=request.request_index,
-            purpose=request.purpose,
-        )
         opened = partial(
             self._gateway.open_episode,
             episode_id=self._id,
             attempt=attempt,
             seed=request.seed,
-            facts=facts,
+            facts=self._facts,
             replay=replay,
         )
         return await _persist(opened)
 
     def _is_reusable(self, claim: EpisodeClaim) -> bool:
         """Return whether the rows of a sealed episode can be made from what is stored, for this example."""
-        is_whole = claim.end is not None and claim.end != "given_up" and not self._owner.run.extra_columns
+        is_whole = claim.end is not None and claim.end != "given_up" and not self._player.run.extra_columns
         return claim.sealed_at is not None and is_whole and claim.env_example_id == self._request.example.example_id
 
     async def _give_up(self, attempt: int) -> None:
@@ -302,10 +190,8 @@ class _Play:
             reward_components=claim.reward_components,
             correct=claim.correct,
         )
-        self._end = ProgramEnd(
-            exit_code=claim.agent.get(EXIT_CODE), last_output=claim.agent.get(LAST_OUTPUT)
-        )
-        table = partial(read_calls, self._owner.root, claim.episode_id, claim.attempt)
+        self._end = ProgramEnd(exit_code=claim.agent.get(EXIT_CODE), last_output=claim.agent.get(LAST_OUTPUT))
+        table = partial(read_calls, self._player.root, claim.episode_id, claim.attempt)
         return await self._rows(table, claim.attempt, result)
 
     # --- The program and its score ----------------------------------------------------------------------------
@@ -314,7 +200,7 @@ class _Play:
         """Run the program and score what it did, within the limits; return the result, also of a failure."""
         early = ending.get() or Ending()
         try:
-            async with asyncio.timeout(self._owner.timeout_s) as time_limit:
+            async with asyncio.timeout(self._player.timeout_s) as time_limit:
                 early.watch(time_limit)
                 return await self._play(environments, episode)
         except EpisodeFailedError as error:
@@ -331,16 +217,16 @@ class _Play:
 
     async def _play(self, environments: LimitedEnvironments, episode: OpenEpisode) -> EpisodeResult:
         held = await calls.make(environments)
-        folder = _folder_of(self._owner.root, self._id)
+        folder = _folder_of(self._player.root, self._id)
         try:
             check_fits(self._request.env_name, held)
             messages = await calls.reset(held, self._request.example)
             (folder / "work").mkdir(parents=True)
-            self._end = await self._owner.program.run(self._task(held, messages, episode, folder))
+            self._end = await self._player.program.run(self._task(held, messages, episode, folder))
             self._action = self._end.text if self._end.text is not None else self._gateway.last_text(episode)
             if self._gateway.counts(episode).num_all == 0:
                 raise EpisodeFailedError(self._without_calls())
-            if self._owner.run.posted_scores:
+            if self._player.run.posted_scores:
                 return self._posted(episode)
             self._transition = await self._score(held, folder)
             return self._scored(self._transition)
@@ -348,9 +234,7 @@ class _Play:
             held.close()
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    def _task(
-        self, held: HeldEnvironment, messages: Sequence[Message], episode: OpenEpisode, folder: Path
-    ) -> Task:
+    def _task(self, held: HeldEnvironment, messages: Sequence[Message], episode: OpenEpisode, folder: Path) -> Task:
         tools, validators = environment_tools(held)
         toolbox = Toolbox(tools, time_limit_s=None, validators=validators)
 
@@ -360,16 +244,16 @@ class _Play:
 
         key = episode.key
         assert key is not None, "an episode that was opened has its key"
+        variables = agent_variables(self._player.address, self._id, episode.attempt, key)
         return Task(
             example_id=self._request.example.example_id,
             messages=tuple(messages),
             columns=self._request.example.columns,
-            model=self._owner.agent.model,
-            address=self._owner.address,
-            api_key=key,
+            model=self._player.agent.model,
+            variables=variables,
             folder=folder,
             tools=Tools(toolbox.schemas, call),
-            client=lambda is_async: self._owner.client(is_async, key),
+            clients=self._player.clients,
         )
 
     def _without_calls(self) -> str:
@@ -382,8 +266,8 @@ class _Play:
 
     async def _score(self, held: HeldEnvironment, folder: Path) -> Transition:
         """Return the score of the episode as the transition that ends it. Raises EpisodeFailedError."""
-        if self._owner.scores_by_command:
-            return await self._owner.score_by_command(folder / "work", folder / "home")
+        if self._player.run.score_command is not None:
+            return await self._score_by_command(self._player.run.score_command, folder)
         if hasattr(held.environment, "score_folder"):
             return await calls.score_folder(held, self._request.example, folder / "work")
         transition = await calls.step(held, self._action or "")
@@ -393,6 +277,26 @@ class _Play:
                 "take an environment with a question and a score, or with score_folder"
             )
         return transition
+
+    async def _score_by_command(self, command: str, folder: Path) -> Transition:
+        run, home = self._player.run, folder / "home"
+        home.mkdir(exist_ok=True)
+        end = await run_command(
+            split_command("score_command", command),
+            folder=folder / "work",
+            environment=environment_of(run, home, {}),
+            limits=limits_of(run),
+        )
+        if end.exit_code == _NOT_STARTED:
+            raise EpisodeFailedError(f"score_command could not be started: {end}")
+        passed = end.exit_code == 0
+        return Transition(
+            observation=None,
+            reward=float(passed),
+            correct=passed,
+            terminated=True,
+            info={"score_command": str(end)},
+        )
 
     def _scored(self, transition: Transition) -> EpisodeResult:
         if transition.span_rewards:
@@ -417,31 +321,24 @@ class _Play:
 
     # --- Rows -------------------------------------------------------------------------------------------------
 
-    async def _rows(self, read: Callable[[], Any], attempt: int, result: EpisodeResult) -> list[Rollout]:
+    async def _rows(self, read: Callable[[], pa.Table], attempt: int, result: EpisodeResult) -> list[Rollout]:
         """Return the rows of the sealed episode. read: returns its calls."""
-        request, root = self._request, self._owner.root
+        request, root = self._request, self._player.root
         sealed = SealedEpisode(
             episode_id=self._id,
             attempt=attempt,
             seed=request.seed,
-            facts=EpisodeFacts(
-                env_name=request.env_name,
-                env_example_id=request.example.example_id,
-                group_id=request.group_id,
-                group_index=request.group_index,
-                group_size=request.group_size,
-                request_index=request.request_index,
-                purpose=request.purpose,
-            ),
+            facts=self._facts,
             result=result,
             columns={"example_columns": request.example_columns, "wanted": stored_wanted(request.example.wanted)},
         )
 
         def make() -> list[Rollout]:
             table = read()
-            return assemble(table, sealed, read_prompts(root, table))
+            digests = table["system_digest"].unique().drop_null().to_pylist()
+            return assemble(table, sealed, {digest: read_prompt(root, digest) for digest in digests})
 
-        rows = await self._owner.thread.run(make)
+        rows = await self._player.thread.run(make)
         if not rows:
             return [self._failed_row(result.error or "the agent ended without a call of the model", self._traceback)]
         return [self._finished(row) for row in rows]
@@ -462,13 +359,11 @@ class _Play:
             replace(step, terminated=False, truncated=True, info={"truncation_reason": "env", **step.info})
             for step in steps
         )
-        return replace(
-            row, environment_steps=steps, terminated=False, truncated=True, truncation_reason="env"
-        )
+        return replace(row, environment_steps=steps, terminated=False, truncated=True, truncation_reason="env")
 
     def _failed_row(self, error: str | None, traceback: str | None) -> Rollout:
         """Return the row of an episode that failed before its first call."""
-        failed = Episode(self._owner.agent, self._request, EpisodeLimits())
+        failed = Episode(self._player.agent, self._request, EpisodeLimits())
         failed.fail(error or "the episode failed", traceback)
         (row,) = failed.rollouts()
         return self._finished(replace(row, episode_id=self._id, traceback=traceback))
@@ -482,10 +377,6 @@ def check_fits(name: str, held: HeldEnvironment) -> None:
                 f"environment {name} {what} ({attribute}), and an agent that makes its own calls can't play in it; "
                 "take another environment, or leave out agent"
             )
-
-
-_NAMESPACE = uuid.UUID("4be0643f-1d98-573b-97cd-ca98a65347dd")
-"""Of the ids of episodes."""
 
 
 def _folder_of(root: Root, episode_id: str) -> Path:
