@@ -1,6 +1,5 @@
 """mini-swe-agent with its own prompts and its environment of local commands; it has no streams."""
 
-import os
 from pathlib import Path
 
 import minisweagent
@@ -16,5 +15,5 @@ del config["agent"]["mode"]  # asks a person
 model = LitellmModel(
     model_name=f"openai/{MODEL}", model_kwargs=kwargs, cost_tracking="ignore_errors", **config["model"]
 )
-agent = DefaultAgent(model, LocalEnvironment(cwd=os.getcwd(), **config["environment"]), **config["agent"])
+agent = DefaultAgent(model, LocalEnvironment(cwd=str(Path.cwd()), **config["environment"]), **config["agent"])
 finish(agent.run(TASK)["submission"].strip())
