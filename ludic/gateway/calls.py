@@ -233,3 +233,8 @@ class Backend(Protocol):
     async def sample(self, request: CallRequest, prompt: Prompt, params: SamplingParams, seed: int) -> Sampled:
         """Sample the answer. params: of the run, shortened by the client. Raises RefusedCallError, EngineError."""
         ...
+
+    async def count(self, request: CallRequest) -> int:
+        """Return the number of prompt tokens of a call that extends no other. Raises RefusedCallError, also if only the
+        answer of an upstream server tells them."""
+        ...
