@@ -30,8 +30,8 @@ class Calls:
         """Add an answered call, or another event."""
         number = len(self.rows)
         row = {
-            **{"episode_id": "e", "attempt": 1, "call_id": f"call-{number:03}", "event": "call", "dialect": "chat"},
-            **{"path": "/v1/chat/completions", "request_digest": f"request {number}", "retry_count": 0},
+            "episode_id": "e", "attempt": 1, "call_id": f"call-{number:03}", "event": "call", "dialect": "chat",
+            "path": "/v1/chat/completions", "request_digest": f"request {number}", "retry_count": 0,
             "created_at": START + timedelta(seconds=number, milliseconds=500),
             **values,
         }
@@ -39,9 +39,9 @@ class Calls:
             names = np.arange(self.num_sampled, self.num_sampled + len(completion))
             self.num_sampled += len(completion)
             row |= {
-                **{"began_at": START + timedelta(seconds=number), "ended_at": row["created_at"]},
-                **{"capture": "sampler", "model": "tiny", "engine": "scripted 1", "policy_version": 0},
-                **{"temperature": 1.0, "top_p": 1.0, "max_tokens": 64, "seed": 1, "finish_reason": "stop"},
+                "began_at": START + timedelta(seconds=number), "ended_at": row["created_at"],
+                "capture": "sampler", "model": "tiny", "engine": "scripted 1", "policy_version": 0,
+                "temperature": 1.0, "top_p": 1.0, "max_tokens": 64, "seed": 1, "finish_reason": "stop",
                 "prompt_tokens": np.array(prompt, np.int32),
                 "response_tokens": np.array(completion, np.int32),
                 "response_logprobs": -names.astype(np.float32) / 1024,

@@ -146,7 +146,7 @@ class ServeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayConfig:
+class GatewayProcess:
     """Settings of the process of `ludic gateway`."""
 
     host: str = LOCAL_HOST

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Never
 
-from ludic.app.launch.config import GatewayConfig
+from ludic.app.launch.config import GatewayProcess
 from ludic.base import LOCAL_HOSTS, RECORDED_ENV, keep_secret, listening, temporary_folder, url_of
 from ludic.engines import EngineConfig, EngineSetup, SamplingParams, engine_maker
 from ludic.errors import ConfigError, LudicError, MissingRootError, one_line
@@ -66,7 +66,7 @@ _NOT_FOR_COMMANDS = (KEY_VARIABLE, "ANTHROPIC_AUTH_TOKEN")
 class GatewayStart:
     """What a gateway is started with."""
 
-    process: GatewayConfig
+    process: GatewayProcess
     gateway: GatewaySettings
     http: HttpSettings
     upstream: UpstreamSettings

@@ -3,7 +3,7 @@
 import threading
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from ludic.app.launch.config import GatewayConfig
+from ludic.app.launch.config import GatewayProcess
 from ludic.app.operations.operation import operation
 from ludic.app.operations.start import engine_config
 from ludic.base import ENGINE, TRAIN, require
@@ -23,8 +23,8 @@ _EXTRA = "gateway"
     group="Start",
     place=7,
     on_sigterm="stop",
-    process=GatewayConfig,
-    gateway=GatewaySettings,
+    process=GatewayProcess,
+    calls=GatewaySettings,
     http=HttpSettings,
     upstream=UpstreamSettings,
     engine=EngineConfig,
@@ -42,7 +42,7 @@ def gateway(
 
     Samples with the newest weights, or, with --upstream, records the calls of another server. Prints the variables that
     an agent needs. On SIGTERM or Ctrl-C it refuses new calls and answers those in flight. settings: fields of
-    GatewayConfig, GatewaySettings, HttpSettings, UpstreamSettings and EngineConfig. Raises ConfigError.
+    GatewayProcess, GatewaySettings, HttpSettings, UpstreamSettings and EngineConfig. Raises ConfigError.
 
     Args:
         run: Folder or URL of the run; with --upstream, created if it does not exist.
@@ -59,13 +59,13 @@ def gateway(
         require(package, _EXTRA, "ludic gateway")
     parts = split(
         settings,
-        process=GatewayConfig,
-        gateway=GatewaySettings,
+        process=GatewayProcess,
+        calls=GatewaySettings,
         http=HttpSettings,
         upstream=UpstreamSettings,
         engine=EngineConfig,
     )
-    process = convert(GatewayConfig, parts["process"])
+    process = convert(GatewayProcess, parts["process"])
     if process.upstream is None:
         require("torch", TRAIN, "ludic gateway")
     from ludic.app.launch.gateway import GatewayStart, run_gateway
@@ -73,7 +73,7 @@ def gateway(
 
     start = GatewayStart(
         process=process,
-        gateway=convert(GatewaySettings, parts["gateway"]),
+        gateway=convert(GatewaySettings, parts["calls"]),
         http=convert(HttpSettings, parts["http"]),
         upstream=convert(UpstreamSettings, parts["upstream"]),
         engine=engine_config(engine, parts["engine"]),
