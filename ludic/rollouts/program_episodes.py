@@ -48,7 +48,7 @@ from ludic.gateway import (
 )
 from ludic.records import Message, Rollout, ToolCall, new_id
 from ludic.rollouts.commands import environment_of, limits_of, run_command, split_command
-from ludic.rollouts.programs import Clients, Program, ProgramEnd, Task, Tools
+from ludic.rollouts.programs import Clients, Program, ProgramEnd, Task, Tools, check_fits
 from ludic.root import EpisodeClaim, Root, newest_episode_claim
 from ludic.root.rows import read_calls, read_prompt
 from ludic.root.storage import back_off
@@ -184,7 +184,7 @@ class Play:
     async def _rows_of_claim(self, claim: EpisodeClaim) -> list[Rollout]:
         """Return the rows of an episode that an earlier life has sealed."""
         result = EpisodeResult(
-            outcome=claim.end,
+            outcome=claim.end or "complete",
             error=claim.error,
             reward=claim.reward,
             reward_components=claim.reward_components,
@@ -223,8 +223,9 @@ class Play:
             messages = await calls.reset(held, self._request.example)
             (folder / "work").mkdir(parents=True)
             self._end = await self._player.program.run(self._task(held, messages, episode, folder))
+            counts = self._gateway.counts(episode)
             self._action = self._end.text if self._end.text is not None else self._gateway.last_text(episode)
-            if self._gateway.counts(episode).num_all == 0:
+            if counts.num_calls + counts.num_replayed_calls == 0:
                 raise EpisodeFailedError(self._without_calls())
             if self._player.run.posted_scores:
                 return self._posted(episode)
@@ -239,7 +240,7 @@ class Play:
         toolbox = Toolbox(tools, time_limit_s=None, validators=validators)
 
         async def call(name: str, arguments: str) -> str:
-            done = await toolbox.run(ToolCall(id=None, name=name, arguments=arguments))
+            done = await toolbox.run(ToolCall(id="", name=name, arguments=arguments))
             return done.result if done.result is not None else f"error: {done.error}"
 
         key = episode.key
@@ -367,16 +368,6 @@ class Play:
         failed.fail(error or "the episode failed", traceback)
         (row,) = failed.rollouts()
         return self._finished(replace(row, episode_id=self._id, traceback=traceback))
-
-
-def check_fits(name: str, held: HeldEnvironment) -> None:
-    """Raise ConfigError for an environment that an agent which makes its own calls can't play in."""
-    for attribute, what in (("next_agents", "has several agents"), ("run_tools", "runs the agent's tool calls itself")):
-        if hasattr(held.environment, attribute):
-            raise ConfigError(
-                f"environment {name} {what} ({attribute}), and an agent that makes its own calls can't play in it; "
-                "take another environment, or leave out agent"
-            )
 
 
 def _folder_of(root: Root, episode_id: str) -> Path:

@@ -18,7 +18,6 @@ from ludic.gateway import EngineBackend, Gateway, GatewaySettings, running
 from ludic.records import Rollout
 from ludic.rollouts.program_episodes import Play, Player
 from ludic.rollouts.programs import Clients, Program
-from ludic.rollouts.scheduler import RunEpisode
 from ludic.root import Root, held_life
 from ludic.run import RunConfig
 from ludic.settings import SideThread
@@ -83,18 +82,13 @@ class ProgramEpisodes:
         return await self._engine.raising(Play(self._player, request).run(environments))
 
 
-@asynccontextmanager
-async def opened(run_episode: RunEpisode) -> AsyncIterator[None]:
-    """Serve what episodes need while they run: the gateway of those whose agent is a program."""
-    if isinstance(run_episode, ProgramEpisodes):
-        async with run_episode.opened():
-            yield
-    else:
-        yield
-
-
 class _WatchedEngine(Engine):
     """The engine of the gateway. Its errors end all episodes, which would only see a failed call."""
+
+    name: str  # attributes of the engine, through __getattr__
+    repeats_in_any_batch: bool
+    policy_version: int
+    max_batch: int
 
     def __init__(self, engine: Engine, max_sequence_tokens: int | None) -> None:
         self._engine = engine

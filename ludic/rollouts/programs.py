@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from ludic.agents import EpisodeFailedError, fails_the_episode
 from ludic.base import is_installed
+from ludic.environments import HeldEnvironment
 from ludic.errors import ConfigError
 from ludic.records import Message
 from ludic.rollouts.commands import check_program, environment_of, fill, limits_of, run_command, split_command
@@ -98,8 +99,23 @@ class Program(Protocol):
         ...
 
 
-def make_program(run: RunConfig, files: Files = NO_FILES) -> Program | None:
-    """Return the program of a run's settings; None if a protocol plays its episodes. Runs a user's file.
+def has_program(run: RunConfig) -> bool:
+    """Return whether a program plays the run's episodes, and no protocol."""
+    return run.agent is not None or run.agent_command is not None
+
+
+def check_fits(name: str, held: HeldEnvironment) -> None:
+    """Raise ConfigError for an environment that an agent which makes its own calls can't play in."""
+    for attribute, what in (("next_agents", "has several agents"), ("run_tools", "runs the agent's tool calls itself")):
+        if hasattr(held.environment, attribute):
+            raise ConfigError(
+                f"environment {name} {what} ({attribute}), and an agent that makes its own calls can't play in it; "
+                "take another environment, or leave out agent"
+            )
+
+
+def make_program(run: RunConfig, files: Files = NO_FILES) -> Program:
+    """Return the program of a run's settings; runs a user's file.
 
     files: users' files to run instead of those on disk.
     """
@@ -107,8 +123,7 @@ def make_program(run: RunConfig, files: Files = NO_FILES) -> Program | None:
         split_command("score_command", run.score_command)
     if run.agent_command is not None:
         return CommandProgram(run, split_command("agent_command", run.agent_command))
-    if run.agent is None:
-        return None
+    assert run.agent is not None, "a program plays the run's episodes"
     found = find(AGENT, run.agent, files)
     if isinstance(found, Preset):
         check_program(f"agent {run.agent}", found.words[0])
@@ -166,8 +181,8 @@ class Clients:
         import openai
 
         if is_async not in self._shared:
-            client = openai.AsyncOpenAI if is_async else openai.OpenAI
-            http = openai.DefaultAsyncHttpxClient if is_async else openai.DefaultHttpxClient
+            client: Any = openai.AsyncOpenAI if is_async else openai.OpenAI
+            http: Any = openai.DefaultAsyncHttpxClient if is_async else openai.DefaultHttpxClient
             # The model is on this machine, so no proxy; and the episode has a limit of time, if any.
             self._shared[is_async] = client(
                 api_key="none", base_url=task.base_url, timeout=None, http_client=http(trust_env=False)
