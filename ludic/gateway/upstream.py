@@ -25,7 +25,7 @@ from ludic.engines import Completion, SamplingParams
 from ludic.errors import ConfigError, one_line
 from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, Sampled, StoredCall, refused
 from ludic.gateway.config import KEY_VARIABLE, UpstreamSettings
-from ludic.gateway.conversation import longest_known
+from ludic.gateway.matching import longest_known
 from ludic.records import NUM_TOKEN_IDS, Capture, FinishReason, Message, ToolCall, WeightSpan
 
 logger = logging.getLogger(__name__)
