@@ -233,8 +233,6 @@ class _Turns:
 
 def _read_messages(fields: rules.Fields) -> tuple[Message, ...]:
     turns = _Turns()
-    if fields.get("instructions"):
-        turns.add({"role": "system", "content": fields.get("instructions")}, "instructions")
     items = fields.get("input")
     if isinstance(items, str):
         turns.add({"role": "user", "content": items}, "input")
@@ -243,7 +241,10 @@ def _read_messages(fields: rules.Fields) -> tuple[Message, ...]:
             _read_item(fields, item, f"input[{number}]", turns)
     else:
         raise rules.wrong("input", items, "a text, or a list of items that is not empty")
-    return rules.conversation(fields, turns.values, "input", turns.names)
+    messages = rules.conversation(fields, turns.values, "input", turns.names)
+    # Behind previous_response_id the first item may be the result of a call, which no message may precede.
+    instructions = fields.get("instructions")
+    return (Message(role="system", content=instructions), *messages) if instructions else messages
 
 
 def _read_item(fields: rules.Fields, item: Any, at: str, turns: _Turns) -> None:
