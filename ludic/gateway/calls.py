@@ -161,6 +161,9 @@ class Sampled:
     """As in `Answer`; only for a call that asks for logprobs."""
     usage: tuple[int, int] | None = None
     """Prompt and completion tokens as an upstream server counted them; None counts the tokens."""
+    prompt: "Prompt | None" = None
+    """The prompt as the backend learned it with the answer, such as an upstream server's token ids; it takes the place
+    of that of `prepare`. None: that one holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

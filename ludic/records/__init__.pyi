@@ -90,4 +90,5 @@ from .validation import Routing as Routing
 from .validation import find_problems as find_problems
 from .validation import find_untrainable as find_untrainable
 from .validation import reason_against_experts as reason_against_experts
+from .validation import reasons_of_row as reasons_of_row
 from .validation import validate as validate

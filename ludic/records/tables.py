@@ -1,12 +1,13 @@
 """Load the table schemas from schemas/*.json as Arrow schemas, and check the schemas of files against them.
 
-Reads schemas/{table}.v{major}.json, from the wheel or from the checkout.
+Reads schemas/{table}.v{major}.json, from the wheel or from the checkout. A schema may take a type from another table,
+{"of": "rollouts.messages"}, or all its columns with a `set_by`, {"includes": "rollouts", "set_by": "sampler"}.
 Raises SchemaError with the file, the column, the found and the wanted type.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -83,8 +84,16 @@ def load_table(name: str) -> TableSchema:
     newest = max(_schemas_folder().glob(f"{name}.v*.json"), key=lambda path: int(path.stem.rpartition(".v")[2]))
     spec = json.loads(newest.read_text(encoding="utf-8"))
     assert spec["table"] == name, f"{newest} describes {spec['table']}"
-    columns = tuple(_parse_column(column) for column in spec["columns"])
+    columns = tuple(column for each in spec["columns"] for column in _parse_entry(each))
     return TableSchema(name=name, version=spec["version"], doc=spec["doc"], columns=columns)
+
+
+def _parse_entry(spec: Mapping[str, Any]) -> Sequence[Column]:
+    """Return the column of an entry, or the columns that it includes from another table; those may be null."""
+    if "includes" not in spec:
+        return [_parse_column(spec)]
+    found = [each for each in load_table(spec["includes"]).columns if each.catalogue.get("set_by") == spec["set_by"]]
+    return [replace(each, nullable=True) for each in found]
 
 
 @cache
@@ -196,6 +205,9 @@ def _schemas_folder() -> Path:
 
 
 def _parse_column(spec: Mapping[str, Any]) -> Column:
+    if isinstance(spec["type"], dict) and "of" in spec["type"]:
+        other = _other_column(spec["type"]["of"])
+        return replace(other, **{key: spec[key] for key in _STORED_KEYS if key != "type"})
     item = spec["type"]
     while isinstance(item, dict) and "list" in item:
         item = item["list"]
@@ -208,6 +220,12 @@ def _parse_column(spec: Mapping[str, Any]) -> Column:
         children=tuple(_parse_column(field) for field in fields),
         catalogue={key: value for key, value in spec.items() if key not in _STORED_KEYS},
     )
+
+
+def _other_column(path: str) -> Column:
+    """Return the column TABLE.NAME, whose type and rules another column has."""
+    table, _, name = path.partition(".")
+    return next(each for each in load_table(table).columns if each.name == name)
 
 
 def _parse_type(spec: Any) -> pa.DataType:

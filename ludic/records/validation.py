@@ -322,7 +322,7 @@ def _bad_others(rollouts: Sequence[Rollout], num_ids: int) -> Iterator[RowProble
 
 
 def reasons_of_row(
-    column: ArrayColumn, values: Any, tokens: np.ndarray, mask: np.ndarray | None, num_ids: int
+    column: ArrayColumn, values: Any, tokens: np.ndarray, mask: np.ndarray | None, num_ids: int = NUM_TOKEN_IDS
 ) -> Iterator[str]:
     """Yield the reasons why values whose type and length fit are invalid in a row.
 

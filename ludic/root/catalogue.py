@@ -18,6 +18,7 @@ from ludic.base import PATH_BELOW
 from ludic.root.json_records import (
     COMMITTER,
     DIGITS,
+    EPISODE,
     WORKER,
     Attempt,
     CheckpointInfo,
@@ -25,8 +26,10 @@ from ludic.root.json_records import (
     CompactionRecord,
     CutRecord,
     Delta,
+    EpisodeClaim,
     EvaluationRecord,
     Evaluator,
+    GatewayLife,
     ImportBegun,
     ImportReport,
     LatestPolicy,
@@ -96,6 +99,7 @@ Committer = Annotated[str, Spelling(COMMITTER)]
 Hex16 = Annotated[str, Spelling("[0-9a-f]{16}")]
 Hex32 = Annotated[str, Spelling("[0-9a-f]{32}")]
 Sha256Name = Annotated[str, Spelling("[0-9a-f]{64}")]
+Episode = Annotated[str, Spelling(EPISODE)]
 Uuid = Annotated[str, Spelling(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")]
 Path = Annotated[str, Spelling(PATH_BELOW, is_path=True)]
 MovedPath = Annotated[str, Spelling(rf"(?:{PATH_BELOW})(?<!\.json)", is_path=True)]
@@ -159,6 +163,20 @@ class AttemptName(NamedTuple):
 class LifeName(NamedTuple):
     slot: Number
     life: Number
+
+
+class GatewayName(NamedTuple):
+    life: Number
+
+
+class EpisodeClaimName(NamedTuple):
+    episode_id: Episode
+    attempt: Number
+    number: Number
+
+
+class PromptName(NamedTuple):
+    sha256: Sha256Name
 
 
 class VersionName(NamedTuple):
@@ -527,6 +545,53 @@ WORKERS = Records(
     hidden=("process", "code"),
 )
 
+GATEWAYS = Records(
+    "gateways",
+    GatewayName,
+    "gateways/{life}.json",
+    "one start of a gateway, renewed while it lives",
+    record=GatewayLife,
+    noun="life of a gateway",
+    remedy="stop the gateways of this run, and delete it",
+    numbered="claims",
+    first=1,
+    put="once, then by its owner",
+    view="gateways",
+    hidden=("process",),
+)
+EPISODES = Records(
+    "episodes",
+    EpisodeClaimName,
+    "episodes/{episode_id}/{attempt}/{number}.json",
+    "an agent's episode: the gateway that has it, its end and its reward",
+    record=EpisodeClaim,
+    noun="claim of an episode",
+    remedy="delete it",
+    numbered="claims of an attempt",
+    first=1,
+    put="once, then by its owner",
+    view="episode_claims",
+    hidden=("key_digest",),
+)
+PROMPTS = FileKind(
+    "prompts",
+    PromptName,
+    "prompts/{sha256}.json",
+    "tools' schemas, or system messages, of calls; put before them",
+    numbered="digest of the text",
+)
+CALLS = Table(
+    "calls",
+    SequenceName,
+    "calls/{worker_id}-{sequence}.parquet",
+    "one row per event of an agent's model call; put before its answer leaves",
+    table="calls",
+    most_rows=1 << 22,  # a compacted file of 128 MB has some 100,000
+    numbered="a life's sequence",
+    kept="expire",
+    view="calls",
+)
+
 POLICIES = Records(
     "policies",
     VersionName,
@@ -776,6 +841,7 @@ FILE_KINDS: tuple[FileKind[Any], ...] = (
     *(RUN, MODEL, IDENTITY, ROLLOUTS, EVALS, BATCHES, POLICIES, WEIGHT_FILES, WEIGHTS, DELTAS, LATEST, STATE_FILES),
     *(CHECKPOINTS, ATTEMPTS, LEASES, WORKERS, CODE, TEXTS, REQUESTS, METRICS, REFERENCE, EVALUATIONS),
     *(EVALUATORS, SCORES, LABELS, TOKEN_STATS, COMPACTIONS, EXPIRED, IMPORTS, IMPORTED, DATA),
+    *(GATEWAYS, EPISODES, PROMPTS, CALLS),
     *(QUARANTINE, QUARANTINED),
     *(OLD_QUARANTINE, OLD_QUARANTINED, CUT, README),
     *FOREIGN,

@@ -58,6 +58,10 @@ RunId = Annotated[str, _name("[A-Za-z0-9-]{1,64}", "at most 64 letters, digits a
 """It becomes part of paths on this machine: the cache of scalars, logs, TensorBoard's folder."""
 EvaluationId = Annotated[str, _name("[0-9a-f]{16}", "16 hexadecimal digits")]
 Sha256 = Annotated[str, _name("[0-9a-f]{64}", "a SHA-256 in hexadecimal")]
+EPISODE = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+"""Pattern of the name of an agent's episode, which clients of the gateway may choose."""
+AN_EPISODE = "at most 128 letters, digits, '.', '_' and '-', beginning with a letter or a digit"
+EpisodeName = Annotated[str, _name(EPISODE, AN_EPISODE)]
 ModuleName = Annotated[str, _name(r"[^\W\d]\w*", "the name of a module")]
 CodeName = Annotated[str, _name(r"[^\0]*\.(?:py|sql)", "the name of a Python or SQL file")]
 """Name of a user's file in the settings: a path as the user typed it. Only a user who names it reads it."""
@@ -225,6 +229,78 @@ class SlotClaim:
     lost: Mapping[str, Any] | None = None
     """Rows that a recorder could not store, as ludic.run.recording.losses.Lost; None if nothing was lost, and for
     workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayLife:
+    """gateways/N.json: one start of a gateway, and its lease."""
+
+    life: StoredCount
+    """Number of the life, from 1."""
+    worker_id: WorkerId
+    """Prefix of the names of this life's files of calls/."""
+    owner: str
+    """host-pid, for people."""
+    address: str
+    """URL at which other gateways send clients to it; empty in the process of a worker."""
+    created_at: Time
+    process: str | None = None
+    """The process as ludic.root.claims.describe_process identifies it; None if the system doesn't show it."""
+    lease_s: Annotated[float, msgspec.Meta(gt=0, le=MOST_LEASE_S)]
+    """Seconds without a renewal after which another life may take its episodes."""
+    num_renewals: StoredCount = 0
+    ended_at: Time | None = None
+    """Time of its orderly end; None while it runs, or if it was killed."""
+
+
+EpisodeEndKind = Literal["complete", "failed", "given_up", "expired"]
+"""How an agent's episode ended: expired if its time was over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeClaim:
+    """episodes/ID/ATTEMPT/N.json: an agent's episode, and the life of a gateway that has it.
+
+    A life that takes it over puts the next number; the newest number counts.
+    """
+
+    episode_id: EpisodeName
+    attempt: StoredCount
+    """Attempt at the episode, from 1."""
+    number: StoredCount
+    """Number of the claim, from 1 in each attempt."""
+    life: StoredCount
+    """Life of the gateway that has the episode."""
+    worker_id: WorkerId
+    """worker_id of that life."""
+    key_digest: Sha256
+    """SHA-256 of the API key that opens the episode; the key itself is not stored."""
+    opened_at: Time
+    expires_at: Time | None = None
+    """Time at which the episode ends by itself; None if it has no limit."""
+    group_id: str
+    """As the columns of rollouts from here to env_example_id."""
+    group_index: int = 0
+    group_size: int = 1
+    request_index: int = 0
+    env_name: str
+    env_example_id: str
+    purpose: Literal["train", "eval"] = "train"
+    seed: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Other values of its rows, by column of rollouts, such as wanted and example_columns."""
+    sealed_at: Time | None = None
+    """Time of its end, after which no call is accepted; None while it is open."""
+    end: EpisodeEndKind | None = None
+    error: str | None = None
+    """Error that ended it, with secrets masked."""
+    reward: float | None = None
+    """Reward of the whole episode; None if it was not scored."""
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    correct: bool | None = None
+    scored_at: Time | None = None
+    agent: Mapping[str, Any] = field(default_factory=dict)
+    """What the agent's command left: exit code and last output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -618,7 +694,7 @@ def convert(values: Any, record: type[Record]) -> Record:
 
 _ABOUT = {
     repr(meta.pattern): meta.description
-    for of in (RelativeName, WorkerId, RunId, EvaluationId, Sha256, ModuleName, CodeName, CodePath)
+    for of in (RelativeName, WorkerId, RunId, EvaluationId, Sha256, EpisodeName, ModuleName, CodeName, CodePath)
     for meta in of.__metadata__  # type: ignore[attr-defined]
 }
 """Description of the wanted name, by the pattern as msgspec's errors show it."""

@@ -1,3 +1,12 @@
+from .calls import CallLog as CallLog
+from .calls import prompt_digest as prompt_digest
+from .calls import put_prompt as put_prompt
+from .calls import read_all_calls as read_all_calls
+from .calls import read_calls as read_calls
+from .calls import read_prompt as read_prompt
+from .calls import whole_columns as whole_columns
+from .calls import whole_messages as whole_messages
+from .calls import whole_prompts as whole_prompts
 from .evaluations import MOST_SAMPLES as MOST_SAMPLES
 from .evaluations import BlockClaims as BlockClaims
 from .evaluations import SampleBlock as SampleBlock
