@@ -18,8 +18,8 @@ from ludic.records import Message, read_messages, read_tools, refusal
 MAX_DEPTH = 100
 """Maximum depth of objects and lists in a body; chat templates and schemas recurse."""
 HARMLESS = frozenset({
-    "annotations", "cache_control", "caller", "citations", "id", "index", "is_error", "logprobs",
-    "phase", "provider_specific_fields", "signature", "status",
+    "annotations", "cache_control", "caller", "citations", "eager_input_streaming", "id", "index", "is_error",
+    "logprobs", "phase", "provider_specific_fields", "signature", "status",
 })  # fmt: skip
 """Fields of messages and parts that say nothing to the model; CallRequest.asked counts them."""
 
