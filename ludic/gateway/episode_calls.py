@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from ludic.gateway.calls import Answer, Caller, CallRequest, StoredCall, refused
+from ludic.gateway.dialects import continued
 from ludic.gateway.episodes import CallCounts
 from ludic.records import Message, new_id
 
@@ -170,12 +171,7 @@ class EpisodeCalls:
         if call is None or call.stored is None:
             sentence = f"previous_response_id {request.previous_id!r} is no stored response of this episode"
             raise refused("not_found", sentence, field="previous_response_id")
-        earlier = (*call.stored.messages, call.stored.answer)
-        if _num_system(request.messages):
-            earlier = earlier[_num_system(earlier) :]
-        num_system = _num_system(request.messages)
-        messages = (*request.messages[:num_system], *earlier, *request.messages[num_system:])
-        return replace(request, messages=messages, previous_id=None)
+        return continued(request, call.stored)
 
     def with_unique_ids(self, call: HeldCall, message: Message) -> Message:
         """Return an answer whose tool calls have ids that no other call of the episode has, and reserve them."""
@@ -215,10 +211,6 @@ def _number(calls: Sequence[HeldCall]) -> None:
         else:
             call.number, count = count, count + 1
         numbers[call.call_id] = call.number
-
-
-def _num_system(messages: Sequence[Message]) -> int:
-    return next((index for index, each in enumerate(messages) if each.role != "system"), len(messages))
 
 
 class _SharedTokens:
