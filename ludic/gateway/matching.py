@@ -8,7 +8,7 @@ Messages are compared without these. All else must be equal. Pure; no I/O.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from ludic.agents import split_thinking
 from ludic.base import read_json
 from ludic.gateway.calls import StoredCall
 from ludic.records import Message
+from ludic.root.rows import prompt_digest
 
 Comparable = tuple[str, ...]
 """A message as it is compared."""
@@ -150,7 +151,5 @@ def _as_in_javascript(value: Any) -> Any:
 
 
 def tools_digest(tools: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the SHA-256 of the tools of a call, hexadecimal; None without tools."""
-    if not tools:
-        return None
-    return sha256(json.dumps([dict(tool) for tool in tools], sort_keys=True).encode()).hexdigest()
+    """Return the digest under which the tools of a call are stored; None without tools."""
+    return prompt_digest(tools) if tools else None
