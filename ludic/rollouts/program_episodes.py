@@ -224,7 +224,8 @@ class Play:
             (folder / "work").mkdir(parents=True)
             self._end = await self._player.program.run(self._task(held, messages, episode, folder))
             counts = self._gateway.counts(episode)
-            self._action = self._end.text if self._end.text is not None else self._gateway.last_text(episode)
+            last = await self._gateway.last_answer(episode)
+            self._action = self._end.text if last is None or self._end.text is not None else last.content
             if counts.num_calls + counts.num_replayed_calls == 0:
                 raise EpisodeFailedError(self._without_calls())
             if self._player.run.posted_scores:
