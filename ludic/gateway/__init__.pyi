@@ -15,7 +15,6 @@ from .config import HttpSettings as HttpSettings
 from .config import UpstreamSettings as UpstreamSettings
 from .episodes import CallCounts as CallCounts
 from .episodes import EpisodeFacts as EpisodeFacts
-from .episodes import EpisodeOutcome as EpisodeOutcome
 from .episodes import EpisodeResult as EpisodeResult
 from .episodes import OpenEpisode as OpenEpisode
 from .episodes import agent_variables as agent_variables
