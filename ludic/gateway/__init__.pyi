@@ -16,7 +16,6 @@ from .config import UpstreamSettings as UpstreamSettings
 from .conversation import EngineBackend as EngineBackend
 from .episodes import CallCounts as CallCounts
 from .episodes import EpisodeFacts as EpisodeFacts
-from .episodes import EpisodeOutcome as EpisodeOutcome
 from .episodes import EpisodeResult as EpisodeResult
 from .episodes import OpenEpisode as OpenEpisode
 from .episodes import agent_variables as agent_variables

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ludic.gateway.calls import Answer, Caller, CallRequest, StoredCall, refused
+from ludic.gateway.dialects import continued
 from ludic.gateway.episodes import CallCounts
 from ludic.records import Message, Row, new_id
 
@@ -190,12 +191,7 @@ class EpisodeCalls:
         if call is None or call.stored is None or call.state != "stored":
             sentence = f"previous_response_id {request.previous_id!r} is no stored response of this episode"
             raise refused("not_found", sentence, field="previous_response_id")
-        earlier = (*call.stored.messages, call.stored.answer)
-        if not request.has_instructions:
-            return replace(request, messages=(*earlier, *request.messages), previous_id=None)
-        earlier = earlier[1:] if earlier[0].role == "system" else earlier
-        instructions, *new = request.messages
-        return replace(request, messages=(instructions, *earlier, *new), previous_id=None)
+        return continued(request, call.stored)
 
     def with_unique_ids(self, call: HeldCall, message: Message) -> Message:
         """Return an answer whose tool calls have ids that no other call of the episode has, and reserve them."""

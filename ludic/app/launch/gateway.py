@@ -25,7 +25,6 @@ from ludic.errors import ConfigError, LudicError, MissingRootError, one_line
 from ludic.gateway import (
     NO_LIMIT,
     Backend,
-    EpisodeOutcome,
     EpisodeResult,
     Gateway,
     GatewaySettings,
@@ -41,7 +40,7 @@ from ludic.gateway import (
     running,
 )
 from ludic.records import new_id
-from ludic.root import Root, held_life
+from ludic.root import EpisodeEndKind, Root, held_life
 from ludic.run import RunConfig, put_run, run_of
 
 if TYPE_CHECKING:
@@ -273,7 +272,7 @@ async def _run_command(gateway: Gateway, command: str, address: str, stop: threa
     code = await ended
     code = 128 - code if code < 0 else code
     error = "the gateway was stopped" if is_stopped else f"exit code {code}" if code else None
-    outcome: EpisodeOutcome = "given_up" if is_stopped else "failed" if code else "complete"
+    outcome: EpisodeEndKind = "given_up" if is_stopped else "failed" if code else "complete"
     num_calls = gateway.counts(episode).num_calls
     await gateway.seal(episode, EpisodeResult(outcome=outcome, error=error, exit_code=code))
     return CommandEpisode(episode_id=episode.episode_id, num_calls=num_calls, exit_code=code)
