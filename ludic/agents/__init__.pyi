@@ -1,5 +1,10 @@
 from .agent import Agent as Agent
+from .agent import beside as beside
+from .agent import text_after_stop as text_after_stop
+from .agent import tokens_of as tokens_of
+from .contexts import begins_thinking as begins_thinking
 from .contexts import make_context as make_context
+from .contexts import split_thinking as split_thinking
 from .delegation import DELEGATE as DELEGATE
 from .delegation import SubAgent as SubAgent
 from .delegation import delegate_schema as delegate_schema
@@ -8,6 +13,7 @@ from .delegation import make_sub_agents as make_sub_agents
 from .episode import make_protocol as make_protocol
 from .episode import run_episode as run_episode
 from .episode import single_agent as single_agent
+from .episode_agent import token_at as token_at
 from .parsers import make_parser as make_parser
 from .requests import Ending as Ending
 from .requests import EpisodeFailedError as EpisodeFailedError
@@ -15,10 +21,12 @@ from .requests import EpisodeLimits as EpisodeLimits
 from .requests import EpisodeRequest as EpisodeRequest
 from .requests import derive_seed as derive_seed
 from .requests import ending as ending
+from .requests import fails_the_episode as fails_the_episode
 from .requests import repeat as repeat
 from .requests import sweep as sweep
 from .tools.calculator import calculate as calculate
 from .tools.formats import DEFAULT_FORMAT as DEFAULT_FORMAT
+from .tools.formats import PROBE_SCHEMA as PROBE_SCHEMA
 from .tools.formats import likely_format as likely_format
 from .tools.formats import make_tool_format as make_tool_format
 from .tools.registry import check_tools as check_tools

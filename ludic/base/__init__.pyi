@@ -40,6 +40,13 @@ from .distributed import run_on_all as run_on_all
 from .distributed import run_on_main as run_on_main
 from .distributed import shut_down as shut_down
 from .distributed import unlimited_group as unlimited_group
+from .hosts import EVERY_ADDRESS as EVERY_ADDRESS
+from .hosts import LOCAL_HOST as LOCAL_HOST
+from .hosts import LOCAL_HOSTS as LOCAL_HOSTS
+from .hosts import host_names as host_names
+from .hosts import host_of as host_of
+from .hosts import listening as listening
+from .hosts import url_of as url_of
 from .http_answers import MOST_BYTES as MOST_BYTES
 from .http_answers import AnswerTooLongError as AnswerTooLongError
 from .http_answers import HttpAnswer as HttpAnswer
@@ -61,6 +68,7 @@ from .masking import has_secret as has_secret
 from .masking import keep_secret as keep_secret
 from .masking import mask as mask
 from .masking import mask_fields as mask_fields
+from .masking import mask_values as mask_values
 from .masking import public_url as public_url
 from .masking import public_values as public_values
 from .masking import secrets_of as secrets_of
@@ -95,6 +103,7 @@ from .processes import protect_library_processes as protect_library_processes
 from .processes import python_words as python_words
 from .processes import safe_environment as safe_environment
 from .processes import signal_when_parent_ends as signal_when_parent_ends
+from .processes import start_guarded as start_guarded
 from .processes import start_python as start_python
 from .processes import start_python_in_loop as start_python_in_loop
 from .results import NOT_ESTIMATED as NOT_ESTIMATED

@@ -7,7 +7,7 @@ request.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
@@ -28,6 +28,8 @@ class HttpAnswer:
 
     status: int
     data: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By name in lower case."""
 
     @property
     def is_success(self) -> bool:
@@ -72,4 +74,4 @@ async def ask(
                     raise AnswerTooLongError(f"the server answered more than {most_bytes:,} bytes")
     except TimeoutError as error:
         raise httpx2.ReadTimeout(f"no whole answer within {timeout_s:g} s") from error
-    return HttpAnswer(response.status_code, bytes(data))
+    return HttpAnswer(response.status_code, bytes(data), dict(response.headers))

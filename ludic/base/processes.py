@@ -5,6 +5,7 @@ modules. So each process gets the flag -P, and PYTHONSAFEPATH in its environment
 turn, such as the ranks of torchrun and the children of multiprocessing.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -46,6 +47,23 @@ async def start_python_in_loop(
     import asyncio  # `ludic --help` answers at once
 
     return await asyncio.create_subprocess_exec(*python_words(args), env=safe_environment(environment), **options)
+
+
+async def start_guarded(
+    words: Sequence[str], folder: Path, environment: Mapping[str, str], limits: Mapping[str, int]
+) -> "Process":
+    """Start a command in the running event loop, below a process that ends all processes of the command with it.
+
+    They also end when the standard input of the process is closed, and when this process dies. environment: all its
+    variables. limits: as of ludic.base.guard. Output and errors come from `stdout`; the exit code is 128 + N for signal
+    N, and 127 if the command can't be started.
+    """
+    from asyncio.subprocess import PIPE, STDOUT
+
+    guard = str(Path(__file__).with_name("guard.py"))
+    args = ["-I", "-S", guard, json.dumps(dict(limits)), *words]
+    options: dict[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": STDOUT, "start_new_session": True}
+    return await start_python_in_loop(args, environment=environment, cwd=folder, **options)
 
 
 def become_python(args: Sequence[str], *, environment: Mapping[str, str] | None = None) -> NoReturn:

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _OF_AGENTS = names_of(RunConfig, "of_episodes")
 """Settings of a run that decide its agents' episodes."""
+_OF_PROGRAMS = names_of(RunConfig, "of_program")
 _FEWEST_REPEATS = 100
 """Consecutive repeated examples after which an environment counts as exhausted; more if it had more examples."""
 
@@ -99,8 +100,9 @@ def sampling_params(run: RunConfig, config: EvalConfig) -> SamplingParams:
 
 def settings_of(run: RunConfig, params: SamplingParams) -> dict[str, object]:
     """Return all settings that decide the samples of an environment, as JSON values."""
-    agents = {name: getattr(run, name) for name in _OF_AGENTS}
-    # Included only if set, so that evaluations from before this setting keep their ids.
+    # Those of programs, and max_observation_characters, are named only if they are set, so that evaluations from before
+    # these settings keep their ids.
+    agents = {name: getattr(run, name) for name in _OF_AGENTS if name not in _OF_PROGRAMS or getattr(run, name)}
     if run.max_observation_characters != MAX_OBSERVATION_CHARACTERS:
         agents["max_observation_characters"] = run.max_observation_characters
     sampling = {name: asdict(params)[name] for name in SAMPLING}

@@ -18,12 +18,16 @@ from ludic.records import Capture, Message
 Dialect = Literal["chat", "completions", "responses", "messages"]
 """OpenAI chat completions, completions and responses; Anthropic messages."""
 Refusal = Literal[
-    "invalid", "not_recordable", "wrong_key", "unknown_model", "not_found", "sealed", "elsewhere", "too_large", "full",
-    "stopping", "upstream", "engine",
+    "invalid", "too_long", "not_recordable", "wrong_key", "unknown_model", "not_found", "sealed", "elsewhere",
+    "too_large", "full", "stopping", "upstream", "engine",
 ]  # fmt: skip
-"""Why a call was refused; each has one HTTP status (STATUS), and a name in each dialect's error format."""
+"""Why a call was refused; each has one HTTP status (STATUS), and a name in each dialect's error format.
+
+too_long: the prompt does not fit the model's context (context_length_exceeded), so that agents shorten it. too_large:
+the body has too many bytes."""
 STATUS: Mapping[Refusal, int] = {
     "invalid": 400,
+    "too_long": 400,
     "not_recordable": 400,
     "wrong_key": 401,
     "unknown_model": 404,
@@ -91,8 +95,11 @@ class CallRequest:
     """Send usage in a stream of `chat`."""
     previous_id: str | None = None
     """call_id of the earlier call that `previous_response_id` names; its messages and answer come before `messages`."""
+    has_instructions: bool = False
+    """The first message is the `instructions` of `responses`; with previous_id they replace the first system message of
+    the earlier call."""
     treated: tuple[str, ...] = ()
-    """Fields that --lenient treats as auto."""
+    """Fields that --lenient treats as auto, tools that it leaves out, and `model` if it was unknown."""
     asks_logprobs: bool = False
 
 
@@ -133,6 +140,11 @@ class Answer:
     """Tokens; 0 if the upstream server does not say."""
     cached_length: int = 0
     """Prompt tokens that were those of an earlier call."""
+    token_texts: tuple[str, ...] | None = None
+    """(completion_length,) text of each delivered token; None unless the call asks for logprobs, and they are
+    captured."""
+    token_logprobs: np.ndarray | None = None
+    """(completion_length,) float32, nats; None as for token_texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +161,13 @@ class Sampled:
     undelivered: np.ndarray | None = None
     """(n,) int32, tokens that were sampled behind the client's stop; in no row, and counted by the audit."""
     capture: Capture = "sampler"
+    token_texts: tuple[str, ...] | None = None
+    """As in `Answer`; only for a call that asks for logprobs."""
     usage: tuple[int, int] | None = None
     """Prompt and completion tokens as an upstream server counted them; None counts the tokens."""
+    prompt: "Prompt | None" = None
+    """The prompt as the backend learned it with the answer, such as an upstream server's token ids; it takes the place
+    of that of `prepare`. None: that one holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,11 +185,16 @@ class Prompt:
     made: Literal["whole", "extended", "given"] = "whole"
     """whole: rendered by the chat template; extended: stored ids and a rendered suffix; given: the client's ids or
     text."""
+    shown: object = field(default=None, repr=False, compare=False)
+    """What the backend keeps of the prompt for calls that extend it; the gateway hands it on to `StoredCall.shown`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class StoredCall:
-    """A call that is stored, as the gateway knows it: what later calls of its episode may extend."""
+    """A call that is stored, as the gateway knows it: what later calls of its episode may extend.
+
+    Compared by identity, so that backends can keep facts about it as long as it lives.
+    """
 
     call_id: str
     messages: tuple[Message, ...]
@@ -182,6 +204,8 @@ class StoredCall:
     prompt_tokens: np.ndarray | None
     """(prompt_length,) int32; None at capture `text`."""
     completion: Completion | None
+    shown: object = field(default=None, repr=False)
+    """`Prompt.shown` of the call; None for a call of an earlier life of the gateway."""
 
     @property
     def tokens(self) -> np.ndarray | None:

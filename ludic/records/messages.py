@@ -69,23 +69,27 @@ class ReadMessages:
     """Number of messages with an unknown field, by its name, such as messages[].cache_control."""
 
 
-def read_messages(values: Any, name: str = "messages", *, has_tokens: bool = False) -> ReadMessages:
+def read_messages(
+    values: Any, name: str = "messages", *, has_tokens: bool = False, names: Sequence[str] = ()
+) -> ReadMessages:
     """Read a list of messages, each an object or a Message.
 
     name: of the field, for errors. has_tokens: whether the tokens of the conversation are known, so that its messages
-    are for people to read: they keep their order, and one without content is an empty text.
+    are for people to read: they keep their order, and one without content is an empty text. names: of each message, for
+    errors, where they are not name[0], name[1] and so on.
     """
     if not isinstance(values, list | tuple):
         raise refusal(name, values, "a list of messages")
     found: list[_Turn] = []
     unread: Counter[str] = Counter()
+    names = names or [f"{name}[{number}]" for number in range(len(values))]
     for number, value in enumerate(values):
         unknown: set[str] = set()
-        found += (replace(turn, source=number) for turn in _turns(value, f"{name}[{number}]", has_tokens, unknown))
+        found += (replace(turn, source=number) for turn in _turns(value, names[number], has_tokens, unknown))
         unread.update(f"{name}[].{each}" for each in unknown)
     # ART marks the sampled turns only.
     only_marked = any(turn.mark and turn.marked_by == "trainable" for turn in found)
-    turns = found if has_tokens else [*_in_order_of_calls(found, name)]
+    turns = found if has_tokens else [*_in_order_of_calls(found, names)]
     return ReadMessages(
         messages=tuple(turn.message for turn in turns),
         trained=tuple(_is_trained(turn, only_marked) for turn in turns),
@@ -364,8 +368,10 @@ def _read_call(call: Any, at: str, unread: set[str]) -> ToolCall:
     """Return a call of OpenAI's format, or one whose name and arguments are not in an object `function`."""
     if not isinstance(call, Mapping):
         raise refusal(at, call, "an object with id and function")
+    if call.get("type") == "custom":
+        return _custom_call(call, at, unread)
     if call.get("type") not in (None, "function"):
-        raise refusal(f"{at}.type", call["type"], "function")
+        raise refusal(f"{at}.type", call["type"], "function or custom")
     _note_unknown(call, _CALL, "tool_calls[].", unread)
     function = call.get("function")
     if function is None:
@@ -375,6 +381,17 @@ def _read_call(call: Any, at: str, unread: set[str]) -> ToolCall:
     _note_unknown(function, _FUNCTION, "tool_calls[].function.", unread)
     whole = {**call, "name": function.get("name")}
     return _tool_call(whole, function.get("arguments"), f"{at}", "function.arguments")
+
+
+def _custom_call(call: Mapping[str, Any], at: str, unread: set[str]) -> ToolCall:
+    """Return a call of a custom tool, whose input is a free text; it becomes the argument `input`."""
+    _note_unknown(call, {"id", "type", "custom"}, "tool_calls[].", unread)
+    custom = call.get("custom")
+    if not isinstance(custom, Mapping):
+        raise refusal(f"{at}.custom", custom, "an object with name and input")
+    _note_unknown(custom, {"name", "input"}, "tool_calls[].custom.", unread)
+    called = {"id": call.get("id"), "name": custom.get("name")}
+    return _tool_call(called, {"input": _first_text(custom, ("input",), "input", at)}, at, "custom.input")
 
 
 def _tool_call(call: Mapping[str, Any], arguments: Any, at: str, name: str) -> ToolCall:
@@ -413,11 +430,12 @@ def _check_arguments(calls: Iterable[ToolCall], at: str) -> None:
             raise refusal(f"{at}.tool_calls[{number}].function.arguments", call.arguments, wanted)
 
 
-def _in_order_of_calls(turns: Sequence[_Turn], name: str) -> Iterator[_Turn]:
+def _in_order_of_calls(turns: Sequence[_Turn], names: Sequence[str]) -> Iterator[_Turn]:
     """Yield turns with the results of tools in the order of their calls, as in a worker's dialogue.
 
     Templates show results without ids, so a model distinguishes them by their order. A result without an id is that of
-    the next call that has none. Raises RefusedRecordError for a result of a call that was not made.
+    the next call that has none. names: of the messages. Raises RefusedRecordError for a result of a call that was not
+    made.
     """
     start = 0
     while start < len(turns):
@@ -428,19 +446,19 @@ def _in_order_of_calls(turns: Sequence[_Turn], name: str) -> Iterator[_Turn]:
         # After an answer without calls it is the result of a call in the answer's text.
         before = turns[start - 1].message.role if start else "tool"
         if turns[start].message.role == "tool" and before not in ("assistant", "tool"):
-            at = f"{name}[{turns[start].source}]"
+            at = names[turns[start].source]
             raise RefusedRecordError(f"{at} is the result of a tool behind {before}, wanted it behind the call")
         yield turns[start]
-        yield from _placed(turns[start + 1 : end], calls, f"{name}[{turns[start].source}]", name)
+        yield from _placed(turns[start + 1 : end], calls, names[turns[start].source], names)
         start = end
 
 
-def _placed(results: Sequence[_Turn], calls: Sequence[str], caller: str, name: str) -> list[_Turn]:
+def _placed(results: Sequence[_Turn], calls: Sequence[str], caller: str, names: Sequence[str]) -> list[_Turn]:
     """Return results in the order of the calls. caller: the message of the calls, for errors."""
     of_calls: dict[int, _Turn] = {}
     without: list[_Turn] = []
     for turn in results:
-        of_call, at = turn.message.tool_call_id, f"{name}[{turn.source}].tool_call_id"
+        of_call, at = turn.message.tool_call_id, f"{names[turn.source]}.tool_call_id"
         if of_call is None or (of_call not in calls and not all(calls)):
             without.append(turn)
             continue
@@ -453,6 +471,6 @@ def _placed(results: Sequence[_Turn], calls: Sequence[str], caller: str, name: s
     for turn in without:
         index = next(free, None)
         if index is None:
-            raise RefusedRecordError(f"{name}[{turn.source}] is one more result than {caller} has calls")
+            raise RefusedRecordError(f"{names[turn.source]} is one more result than {caller} has calls")
         of_calls[index] = turn
     return [of_calls[index] for index in sorted(of_calls)]

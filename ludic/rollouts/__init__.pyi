@@ -13,9 +13,11 @@ from .sampler import GroupSampler as GroupSampler
 from .sampler import check_sampling_code as check_sampling_code
 from .sampler import episodes_of_run as episodes_of_run
 from .sampler import open_code as open_code
+from .sampler import sampling_params as sampling_params
 from .scheduler import EngineCalls as EngineCalls
 from .scheduler import Finished as Finished
 from .scheduler import RunEpisode as RunEpisode
 from .scheduler import Scheduler as Scheduler
+from .weight_sync import WeightSync as WeightSync
 from .worker import opened_stream as opened_stream
 from .worker import run_worker as run_worker

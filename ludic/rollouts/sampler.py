@@ -84,18 +84,10 @@ class GroupSampler:
         """
         env_name, index = self.turns.of(group_number)
         example, failed = self._example(env_name, index, split)
-        keep_mask = self.run.keep_sampling_mask
         return EpisodeRequest(
             env_name=env_name,
             example=example,
-            params=SamplingParams(
-                temperature=self.run.temperature,
-                top_p=self.run.top_p,
-                top_k=self.run.top_k,
-                max_tokens=self.run.max_tokens,
-                return_mask=split == "train" if keep_mask is None else keep_mask,
-                return_experts=split == "train" and self.run.keep_experts,
-            ),
+            params=sampling_params(self.run, split),
             seed=derive_seed(self.run.seed, group_number),
             group_id=new_id(),
             request_index=group_number * self.run.group_size,
@@ -120,6 +112,19 @@ class GroupSampler:
         """Return the requests of a group's episodes. Raises ConfigError, as `sample`."""
         request = self.request(group_number, split)
         return sweep(repeat(request, self.run.group_size, request.seed), self.run.sweep)
+
+
+def sampling_params(run: RunConfig, split: Split = "train") -> SamplingParams:
+    """Return the parameters with which a run samples, before a sweep changes them."""
+    keep_mask = run.keep_sampling_mask
+    return SamplingParams(
+        temperature=run.temperature,
+        top_p=run.top_p,
+        top_k=run.top_k,
+        max_tokens=run.max_tokens,
+        return_mask=split == "train" if keep_mask is None else keep_mask,
+        return_experts=split == "train" and run.keep_experts,
+    )
 
 
 class TurnOrder:

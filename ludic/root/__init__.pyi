@@ -103,6 +103,7 @@ from .inputs import is_questions as is_questions
 from .inputs import located_options as located_options
 from .inputs import stored_options as stored_options
 from .json_records import CUT_ATTEMPT as CUT_ATTEMPT
+from .json_records import EPISODE as EPISODE
 from .json_records import IMPORTED_BY as IMPORTED_BY
 from .json_records import OWN_FORM as OWN_FORM
 from .json_records import RECORDED as RECORDED

@@ -6,6 +6,9 @@ from typing import Any
 
 from ludic.run.config import RunConfig
 from ludic.settings import (
+    AGENT,
+    AGENT_COMMAND,
+    COMMAND,
     PARSER,
     SCORER,
     SCORER_OPTIONS,
@@ -39,7 +42,10 @@ def sampling_uses(run: RunConfig, of_root: RunConfig | None = None) -> list[Code
     others: list[tuple[str, str]] = [("context", run.context), ("protocol", run.protocol or "")]
     others += [("sub-agent", name) for name in run.sub_agents]
     named = [CodeUse(role=role, setting=setting) for role, setting in dict.fromkeys(others) if file_of(setting)]
-    return [*environments, *scorers, *tools, *parsers, *named]
+    agents = [CodeUse(role=AGENT.role, setting=run.agent)] if run.agent else []
+    commands = [f"{COMMAND}{each}" for each in (run.agent_command, run.score_command) if each]
+    agents += [CodeUse(role=AGENT_COMMAND.role, setting=each) for each in commands]
+    return [*environments, *scorers, *tools, *parsers, *named, *agents]
 
 
 def _scorers(run: RunConfig) -> dict[str, Mapping[str, Any]]:

@@ -31,6 +31,7 @@ from ludic.settings import (
     TopP,
     WhenNone,
     names_of,
+    settings_of,
 )
 from ludic.settings.table import check
 
@@ -41,6 +42,7 @@ Answers of log-normal length, the longest eight times the mean, then lose few to
 _NO_BOUND = 10**6
 _OF_SAMPLING = Role(of_sampling=True, in_evaluations=True)
 _OF_EPISODES = Role(of_episodes=True, in_evaluations=True)
+_OF_PROGRAM = Role(of_episodes=True, in_evaluations=True, stored_if_set=True, of_program=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,35 @@ class RunConfig:
     """Maximum tasks that are handed on in an episode."""
     max_child_tokens: Annotated[Tokens | None, Role(of_episodes=True)] = None
     """Maximum tokens that are sampled for all tasks of an episode that are handed on; None is no limit."""
+    agent: Annotated[str | None, _OF_PROGRAM] = None
+    """An agent that makes its own calls over HTTP to an OpenAI or Anthropic API (docs/gateway.md), instead of a
+    protocol: path/to/file.py:function, or a harness that is installed: claude, codex, mini, opencode or pi. The
+    function takes any of these by name: example, client, model, base_url, api_key, folder, tools; it returns its final
+    text. None plays the protocol."""
+    agent_command: Annotated[str | None, _OF_PROGRAM] = None
+    """A command that is such an agent, started for each episode in a working folder of its own, with the addresses and
+    the key of the model in its environment. {prompt}, {example}, {folder}, {answer} and {model} are replaced."""
+    agent_variables: Annotated[tuple[str, ...], _OF_PROGRAM] = ()
+    """Names of environment variables that commands of the agent get from the worker, besides PATH, LANG, LC_*, TZ,
+    TERM, TMPDIR and proxies. The worker's other variables, such as its keys, stay out."""
+    agent_cpu_s: Annotated[PositiveCount | None, _OF_PROGRAM] = None
+    """Maximum CPU seconds of each process of a command; None is no limit."""
+    agent_memory_mb: Annotated[PositiveCount | None, _OF_PROGRAM] = None
+    """Maximum address space of each process of a command in MB, of which node and Go reserve far more than they use;
+    None is no limit."""
+    agent_open_files: Annotated[PositiveCount | None, _OF_PROGRAM] = None
+    """Maximum open files of each process of a command; None is the worker's limit."""
+    agent_file_mb: Annotated[PositiveCount | None, _OF_PROGRAM] = None
+    """Maximum MB of each file that a command writes; None is no limit."""
+    agent_replay: Annotated[bool, Role(stored_if_set=True, of_program=True)] = True
+    """Continue an episode whose worker was killed: run the agent again, and answer its calls with the stored answers
+    as long as they repeat. If they do not repeat, or if this is off, the episode starts again."""
+    score_command: Annotated[str | None, _OF_PROGRAM] = None
+    """A command that scores the agent's working folder in the place of the environment: reward 1 if it ends with exit
+    code 0, else 0."""
+    posted_scores: Annotated[bool, _OF_PROGRAM] = False
+    """Take the score that the agent posts to the gateway in the place of the environment's. An agent that runs what the
+    model writes may then score itself."""
     float32_head: Annotated[bool, Role(of_episodes=True, stored_if_set=True)] = False
     """Compute logits in float32 when the model computes in bfloat16, in workers and trainer alike (MiniMax-M1)."""
     seed: Annotated[Seed, Role(on_card=True)] = 0
@@ -163,6 +194,29 @@ class RunConfig:
             )
         check_extra_columns(self.extra_columns)
         self._check_sweep()
+        self._check_program()
+
+    def _check_program(self) -> None:
+        """Raise ConfigError for settings that have no effect, with an agent of one's own or without one."""
+        set_ = {each.name: each for each in settings_of(RunConfig) if getattr(self, each.name) != each.default}
+        programs = [name for name in ("agent", "agent_command", "protocol") if name in set_]
+        if len(programs) > 1:
+            raise ConfigError(f"{' and '.join(programs)} are set; one of them plays an episode, leave out the others")
+        has_program = bool({"agent", "agent_command"} & {*programs})
+        for name, each in set_.items():
+            if name in programs:
+                continue
+            if each.role.of_program and not has_program:
+                raise ConfigError(f"{name} has no effect without agent or agent_command; leave it out")
+            if has_program and each.role.of_episodes and not each.role.of_program and name not in _OF_MODEL:
+                raise ConfigError(
+                    f"{name} has no effect on an agent that makes its own calls ({programs[0]}); leave it out, and let "
+                    "the agent do it"
+                )
+        if has_program and self.sweep:
+            raise ConfigError("sweep has no effect on an agent that makes its own calls; leave it out")
+        if self.score_command is not None and self.posted_scores:
+            raise ConfigError("score_command and posted_scores are set; one of them scores an episode")
 
     def _check_sweep(self) -> None:
         for name, values in self.sweep.items():
@@ -208,6 +262,8 @@ class RunConfig:
         return ", ".join(f"{name} is {theirs[name]!r} there, {mine[name]!r} was asked for" for name in names)
 
 
+_OF_MODEL = ("tool_format", "float32_head", "max_sequence_tokens")
+"""Settings of episodes that also hold for agents that make their own calls."""
 FREE_IF_NONE = names_of(RunConfig, "free_if_none")
 """Settings whose None leaves the choice to ludic, so that it differs from no value."""
 SAMPLING = names_of(RunConfig, "of_sampling")

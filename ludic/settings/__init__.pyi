@@ -14,6 +14,8 @@ from .flags import missing_text as missing_text
 from .flags import read_flags as read_flags
 from .flags import run_script as run_script
 from .kinds import ADVANTAGE as ADVANTAGE
+from .kinds import AGENT as AGENT
+from .kinds import AGENT_COMMAND as AGENT_COMMAND
 from .kinds import ALGORITHM as ALGORITHM
 from .kinds import CLUSTER_SYSTEM as CLUSTER_SYSTEM
 from .kinds import CONTAMINATION as CONTAMINATION
@@ -129,6 +131,7 @@ from .user_code import only_exceptions as only_exceptions
 from .user_code import place_of as place_of
 from .user_code import place_of_function as place_of_function
 from .user_code import without_place as without_place
+from .user_files import COMMAND as COMMAND
 from .user_files import MCP as MCP
 from .user_files import NO_FILES as NO_FILES
 from .user_files import ORIGIN as ORIGIN

@@ -41,7 +41,17 @@ from ludic.base import (
 )
 from ludic.errors import ConfigError, LudicError, QueryError, unknown_name
 from ludic.settings.user_code import describe, describe_failure, load_file, only_exceptions, training_starts_at
-from ludic.settings.user_files import MCP, NO_FILES, QUESTIONS, Files, UserFile, file_of, python_file_of, read_user_file
+from ludic.settings.user_files import (
+    COMMAND,
+    MCP,
+    NO_FILES,
+    QUESTIONS,
+    Files,
+    UserFile,
+    file_of,
+    python_file_of,
+    read_user_file,
+)
 
 SCORER_OPTIONS = ("scorer", "group_scorer")
 """Options of environments qa/SOURCE that may name users' functions."""
@@ -225,6 +235,18 @@ PROTOCOL = Kind(
     own=(_FUNCTION,),
 )
 SUB_AGENT = Kind(role="sub-agent", built_in={"helper": "ludic.agents.delegation:helper"}, own=(_FUNCTION,))
+AGENT = Kind(
+    role="agent",
+    built_in={name: f"ludic.rollouts.presets:{name.upper()}" for name in ("claude", "codex", "mini", "opencode", "pi")},
+    own=(_FUNCTION,),
+    noun="function",
+    foreign=("claude", "codex", "mini", "opencode", "pi"),
+    fits=lambda found: isfunction(found) or hasattr(found, "words"),
+)
+"""Agents that speak HTTP: a user's function, or a preset for a harness that is installed, which runs what the model
+writes."""
+AGENT_COMMAND = Kind(role="command", foreign=(COMMAND,))
+"""Commands that run an agent or score its work, as command:WORDS; ludic has none, and each needs consent."""
 ENGINE = Kind(
     role="engine",
     built_in={
@@ -340,6 +362,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         kind.role: kind
         for kind in (
             *(ENVIRONMENT, SCORER, GROUP_SCORER, PARSER, CONTEXT, TOOL, PROTOCOL, SUB_AGENT, ENGINE),
+            *(AGENT, AGENT_COMMAND),
             *(ADVANTAGE, FILTER, SELECTION, MEASURE, CONTAMINATION, FORMAT),
             *(TOOL_FORMAT, ALGORITHM, OBJECTIVE, TRACKER, LAUNCHER, CLUSTER_SYSTEM, EXPORTER),
         )

@@ -17,6 +17,8 @@ from types import MappingProxyType
 
 MCP = "mcp:"
 """Prefix of tools of a server."""
+COMMAND = "command:"
+"""Prefix of a command line as code of a user's (ludic.settings.consent)."""
 QUESTIONS = "qa/"
 """Prefix of environments that read questions from a file or a dataset."""
 MAX_BYTES = 10_000_000
@@ -86,12 +88,13 @@ def file_of(setting: str) -> str | None:
 
     All code that runs a user's file calls this, since consent is to the files that it finds.
     """
-    return python_file_of(setting) or (setting if setting.endswith(".sql") else None)
+    is_sql = setting.endswith(".sql") and not setting.startswith(COMMAND)
+    return python_file_of(setting) or (setting if is_sql else None)
 
 
 def python_file_of(setting: str) -> str | None:
-    """Return the file of path/to/file.py:name; None for any other setting, and for each tool mcp:COMMAND."""
-    if setting.startswith(MCP):
+    """Return the file of path/to/file.py:name; None for any other setting, and for each tool mcp:COMMAND or command."""
+    if setting.startswith((MCP, COMMAND)):
         return None
     path, _, _ = setting.rpartition(":")
     return path if path.endswith(".py") else None

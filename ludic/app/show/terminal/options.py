@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from ludic.base import LOCAL_HOST
 from ludic.errors import ConfigError
 from ludic.settings import Port, Shown
 from ludic.settings.table import check
 
-LOCAL_HOST = "127.0.0.1"
-LOCAL_HOSTS = (LOCAL_HOST, "localhost", "::1")
 PORT = 8000
 
 

@@ -12,13 +12,12 @@ The machine may be shared, such as a login node, and any web page that the user 
 
 import hmac
 import secrets
-import socket
 from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
 from html import escape
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from ludic.app.show.terminal.options import LOCAL_HOSTS
+from ludic.base import host_of
 
 Scope = MutableMapping[str, Any]
 AsgiMessage = MutableMapping[str, Any]
@@ -28,8 +27,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 TOKEN = "token"
 """Name of the token in an address."""
-EVERY_ADDRESS = {"", "0.0.0.0", "::"}
-"""Addresses to listen at that do not name a machine."""
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -51,14 +48,6 @@ _WITHOUT_COOKIE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title
 <button>Open</button></p></form>
 <p>If this browser had access, and a link of another site led here, <a href="{here}">follow it again from here</a>.</p>
 """
-
-
-def host_names(host: str, more: Collection[str] = ()) -> set[str]:
-    """Return the names by which requests may call this machine. host: the address that the server listens at."""
-    names = {*LOCAL_HOSTS, host, *more}
-    if host not in LOCAL_HOSTS:
-        names |= {socket.gethostname(), socket.getfqdn()}
-    return {name.lower() for name in names - EVERY_ADDRESS}
 
 
 class Guard:
@@ -108,12 +97,12 @@ class Guard:
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD", "POST"):
             return "the viewer answers GET and POST requests only"
         host = headers.get("host", "")
-        name = _host_of(f"//{host}")
+        name = host_of(f"//{host}")
         own_address = scope["server"][0] if scope.get("server") else None
         if name is None or name not in {*self._names, own_address}:
             return "the viewer answers requests for this machine only; --host-names adds a name of it"
         origin = headers.get("origin")
-        is_own = origin is not None and _host_of(origin) == name and urlsplit(origin).netloc == host
+        is_own = origin is not None and host_of(origin) == name and urlsplit(origin).netloc == host
         if not is_own and (origin is not None or scope["method"] == "POST"):
             return "the viewer answers its own page only"
         return None
@@ -146,14 +135,6 @@ def _without_cookie(path: str, query: Sequence[tuple[str, str]]) -> str:
     )
     here, action = escape(_clean_address(path, query)), escape(_clean_address(path, []))
     return _WITHOUT_COOKIE.format(here=here, path=action, fields=fields, token=TOKEN)
-
-
-def _host_of(url: str) -> str | None:
-    """Return the host of a URL in lower case, without its port; None if there is none, or it can't be read."""
-    try:
-        return urlsplit(url).hostname
-    except ValueError:  # "[::1"
-        return None
 
 
 async def _answer(send: Send, status: int, text: str, kind: str = "text/plain", **headers: str) -> None:

@@ -15,10 +15,11 @@ from types import FrameType
 
 import uvicorn
 
-from ludic.app.show.terminal.options import LOCAL_HOST, LOCAL_HOSTS, ViewOptions
+from ludic.app.show.terminal.options import ViewOptions
 from ludic.app.show.web.answering import Answering
-from ludic.app.show.web.security import EVERY_ADDRESS, TOKEN, Guard, host_names
+from ludic.app.show.web.security import TOKEN, Guard
 from ludic.app.show.web.site import Site
+from ludic.base import LOCAL_HOSTS, host_names, listening, url_of
 from ludic.errors import ConfigError
 from ludic.root import Root
 
@@ -28,7 +29,7 @@ def serve(shown: Root | str, options: ViewOptions) -> None:
     taken, or in a program with a running event loop, such as a notebook."""
     if _has_loop():
         raise ConfigError("a notebook can't serve pages; run `ludic view --web` in a terminal")
-    with _listen(options.host, options.port) as listener:
+    with listening(options.host, options.port) as listener:
         if options.host not in LOCAL_HOSTS:
             print(
                 f"ludic view: {options.host}:{options.port} is open to other machines, without encryption; whoever "
@@ -67,9 +68,8 @@ async def _serve(site: Site, listener: socket.socket, options: ViewOptions) -> N
 
 def announcer(site: Site, options: ViewOptions) -> Callable[[str], None]:
     """Return a function that prints the address of the first page with a new token."""
-    host = LOCAL_HOST if options.host in EVERY_ADDRESS else options.host
     page = "" if options.rollout_id is None else site.link("", "rollout", {"id": options.rollout_id})
-    where = f"http://{f'[{host}]' if ':' in host else host}:{options.port}{page or '/'}{'&' if page else '?'}{TOKEN}="
+    where = f"{url_of(options.host, options.port)}{page or '/'}{'&' if page else '?'}{TOKEN}="
     beginnings = iter(["open "])
 
     def announce(token: str) -> None:
@@ -77,24 +77,6 @@ def announcer(site: Site, options: ViewOptions) -> Callable[[str], None]:
         print(f"{beginning}{where}{token}", flush=True)
 
     return announce
-
-
-@contextmanager
-def _listen(host: str, port: int) -> Iterator[socket.socket]:
-    """Yield a socket that accepts connections. Raises ConfigError if it can't be opened."""
-    listener: socket.socket | None = None
-    try:
-        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(place)
-        listener.listen(128)
-    except OSError as error:
-        if listener is not None:
-            listener.close()
-        raise ConfigError(f"can't serve at {host}:{port}: {error.strerror or error}; give another --port") from error
-    with listener:
-        yield listener
 
 
 class _Server(uvicorn.Server):

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from ludic.app.show.web.answering import Answering
-from ludic.app.show.web.security import Guard, host_names
+from ludic.app.show.web.security import Guard
 from ludic.app.show.web.site import Site
 from ludic.root.root import Root
 

@@ -1,0 +1,323 @@
+"""Check the fields of a call's body by a table: each is used, recorded, or refused by its name.
+
+Pure. Raises RefusedCallError.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from ludic.base import finite_float, storable
+from ludic.errors import RefusedRecordError
+from ludic.gateway.calls import Refusal, RefusedCallError, refused
+from ludic.records import Message, read_messages, read_tools, refusal
+
+MAX_DEPTH = 100
+"""Maximum depth of objects and lists in a body; chat templates and schemas recurse."""
+HARMLESS = frozenset({
+    "annotations", "cache_control", "caller", "citations", "id", "index", "is_error", "logprobs",
+    "phase", "provider_specific_fields", "signature", "status", "type",
+})  # fmt: skip
+"""Fields of messages and parts that say nothing to the model; CallRequest.asked counts them."""
+
+
+def wrong(name: str, value: Any, wanted: str, *, reason: Refusal = "invalid") -> RefusedCallError:
+    """Return the error for a field with an unusable value."""
+    return refused(reason, str(refusal(name, value, wanted)), field=name)
+
+
+# --- The body ---------------------------------------------------------------------------------------------------------
+
+
+def read_body(body: bytes) -> dict[str, Any]:
+    """Return the object of a body, whose texts UTF-8 can hold and whose depth is limited."""
+    try:
+        value = _DECODER.decode(body.decode())
+    except UnicodeDecodeError as error:
+        raise refused("invalid", f"the body is not UTF-8: byte {error.start} is {body[error.start]:#04x}") from None
+    except RecursionError:
+        raise _too_deep("the body") from None
+    except ValueError as error:
+        raise refused("invalid", f"the body is not JSON: {error}" if body else "the body is empty") from None
+    if not isinstance(value, dict):
+        raise wrong("the body", value, "a JSON object")
+    for name, each in value.items():
+        _check_text(name, "a field's name")
+        _check_value(each, name)
+    return value
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"an object has the key {twice[:60]!r} twice")
+    return found
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_float=finite_float)
+
+
+def _check_value(value: Any, name: str) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, str):
+                _check_text(each, name)
+            elif isinstance(each, list):
+                below += each
+            elif isinstance(each, dict):
+                below += each
+                below += each.values()
+        if not below:
+            return
+        level = below
+    raise _too_deep(name)
+
+
+def _check_text(text: str, name: str) -> None:
+    if not text.isascii() and text != storable(text):
+        shown = storable(name)
+        sentence = f"{shown} has half of a surrogate pair, as of a cut emoji; wanted text that UTF-8 can hold"
+        raise refused("invalid", sentence, field=shown)
+
+
+def _too_deep(name: str) -> RefusedCallError:
+    return refused("invalid", f"{name} is nested too deeply, wanted at most {MAX_DEPTH} levels")
+
+
+# --- The table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What is done with a field of a body. A field whose value is null is absent."""
+
+    accepts: Callable[[Any], bool] = lambda value: True
+    wanted: str = ""
+    """The accepted values, for errors."""
+    is_recorded: bool = True
+    """Whether CallRequest.asked has it; other fields are read by their dialect."""
+    lenient: bool = False
+    """Whether --lenient treats other values as if the field were absent."""
+    reason: Refusal = "invalid"
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_integer(value: Any) -> bool:
+    """Return whether a value is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_stops(value: Any) -> bool:
+    texts = [value] if isinstance(value, str) else value
+    return isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
+
+
+READ = Rule(is_recorded=False)
+ANY = Rule()
+BOOLEAN = Rule(accepts=lambda value: isinstance(value, bool), wanted="true or false")
+NUMBER = Rule(accepts=is_number, wanted="a number")
+INTEGER = Rule(accepts=is_integer, wanted="a whole number")
+TEXT = Rule(accepts=lambda value: isinstance(value, str), wanted="a text")
+OBJECT = Rule(accepts=lambda value: isinstance(value, dict), wanted="an object")
+SWITCH = Rule(accepts=lambda value: isinstance(value, bool), wanted="true or false", is_recorded=False)
+NAME = Rule(accepts=lambda value: isinstance(value, str) and value != "", wanted="a text", is_recorded=False)
+LIMIT = Rule(accepts=lambda value: is_integer(value) and value > 0, wanted="a positive whole number", is_recorded=False)
+STOPS = Rule(accepts=_is_stops, wanted="a text, or a list of texts, none of them empty", is_recorded=False)
+
+
+def only(*values: Any, why: str = "", lenient: bool = False) -> Rule:
+    """Return the rule of a field that can be recorded exactly at these values alone, which change nothing."""
+    shown = " or ".join(json.dumps(value) for value in values) or "none"
+    wanted = shown + (f"; {why}" if why else "")
+    # A bool equals a number in Python.
+    accepts = lambda value: any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)  # noqa: E731
+    return Rule(accepts=accepts, wanted=wanted, lenient=lenient, reason="not_recordable")
+
+
+@dataclass(slots=True)
+class Fields:
+    """The fields of a body that are present and accepted."""
+
+    values: dict[str, Any]
+    lenient: bool
+    asked: dict[str, Any] = field(default_factory=dict)
+    """As in CallRequest."""
+    treated: list[str] = field(default_factory=list)
+    """As in CallRequest."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of a field."""
+        return self.values.get(name, default)
+
+    def treat(self, name: str, value: Any, wanted: str) -> None:
+        """Treat a field as auto if the gateway is lenient. Raises RefusedCallError otherwise."""
+        if not self.lenient:
+            raise wrong(name, value, wanted, reason="not_recordable")
+        self.treated.append(name)
+        self.asked[name] = value
+
+    def note(self, names: Mapping[str, int]) -> None:
+        """Count harmless fields that the model is not shown. Raises RefusedCallError for other fields."""
+        for name, number in names.items():
+            if name.rpartition(".")[2] not in HARMLESS:
+                raise refused("invalid", f"{name} is not a field that ludic reads; remove it", field=name)
+            self.asked[name] = self.asked.get(name, 0) + number
+
+
+def read_fields(body: bytes, rules: Mapping[str, Rule], api: str, *, lenient: bool, names: Collection[str]) -> Fields:
+    """Return the fields of a body by their rules. api: name of the API, for errors. names: of the models, if any."""
+    fields = Fields(read_body(body), lenient)
+    for name, value in [*fields.values.items()]:
+        rule = rules.get(name)
+        if value is None:
+            del fields.values[name]
+        elif rule is None:
+            raise refused(
+                "invalid", f"{name[:60]} is not a field of {api} that ludic reads; remove it", field=name[:60]
+            )
+        elif not rule.accepts(value):
+            if not rule.lenient:
+                raise wrong(name, value, rule.wanted, reason=rule.reason)
+            fields.treat(name, value, rule.wanted)
+        elif rule.is_recorded:
+            fields.asked[name] = value
+    model = fields.get("model")
+    if model is None:
+        raise refused("invalid", f"model is missing, wanted {_one_of(names)}", field="model")
+    if names and model not in names:
+        if not lenient:
+            raise wrong("model", model, _one_of(names), reason="unknown_model")
+        fields.treated.append("model")
+    return fields
+
+
+def _one_of(names: Collection[str]) -> str:
+    return f"one of {', '.join(names)}" if names else "the name of a model"
+
+
+# --- Messages and tools ----------------------------------------------------------------------------------------------
+
+
+def conversation(fields: Fields, values: Any, name: str = "messages", names: Sequence[str] = ()) -> tuple[Message, ...]:
+    """Return the messages of a body, at least one. names: of each value, for errors; else name[0], name[1] ..."""
+    if values is None or values == []:
+        raise refused("invalid", f"{name} is {'empty' if values == [] else 'missing'}, wanted messages", field=name)
+    try:
+        read = read_messages(values, name, names=names)
+    except RefusedRecordError as error:
+        raise refused("invalid", str(error), field=name) from None
+    for message, trained, source in zip(read.messages, read.trained, read.sources, strict=True):
+        if trained != (message.role == "assistant"):
+            at = names[source] if names else f"{name}[{source}]"
+            raise refused("invalid", f"{at} is marked for training, wanted a message without the mark", field=name)
+    fields.note(read.unread)
+    return read.messages
+
+
+def function_tool(fields: Fields, tool: Any, at: str, known: Collection[str]) -> dict[str, Any]:
+    """Return the schema of a function in OpenAI's form. tool: the object with name. known: its other fields."""
+    if not isinstance(tool, dict):
+        raise wrong(at, tool, "an object with a name and a JSON schema")
+    name, text = tool.get("name"), tool.get("description")
+    if not isinstance(name, str) or not name:
+        raise wrong(f"{at}.name", name, "the name of the tool")
+    if not isinstance(text, str | None):
+        raise wrong(f"{at}.description", text, "a text")
+    for each in ("parameters", "input_schema"):
+        if each in known and not isinstance(tool.get(each), dict | None):
+            raise wrong(f"{at}.{each}", tool[each], "a JSON schema, which is an object")
+    shown = known_fields(fields, tool, {"name", "description", *known}, at)
+    return read_tools([shown])[0]
+
+
+def known_fields(fields: Fields, value: Mapping[str, Any], known: Collection[str], at: str) -> dict[str, Any]:
+    """Return the known fields of an object that are present, and count harmless ones.
+
+    Raises RefusedCallError for others.
+    """
+    if not isinstance(value, Mapping):
+        raise wrong(at, value, "an object")
+    present = {name: each for name, each in value.items() if each is not None}
+    # The index is left out of the name, so that the fields of all items are counted together.
+    fields.note({f"{re.sub(r'[0-9]+', '', at)}.{name}": 1 for name in present.keys() - known})
+    return {name: each for name, each in present.items() if name in known}
+
+
+def custom_tool(fields: Fields, tool: Any, at: str) -> dict[str, Any]:
+    """Return the schema of a function with one text `input` for a custom tool, whose input is free text.
+
+    A grammar of the input is shown to the model; it is not enforced.
+    """
+    if not isinstance(tool, dict):
+        raise wrong(at, tool, "an object with a name")
+    form = tool.get("format")
+    schema = function_tool(fields, {name: each for name, each in tool.items() if name != "format"}, at, ())
+    function = schema["function"]
+    if form is not None:
+        function["description"] = "\n\n".join([*filter(None, [function.get("description"), _grammar(form, at)])])
+    text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    function["parameters"] = text | {"additionalProperties": False}
+    return schema
+
+
+def _grammar(form: Any, at: str) -> str:
+    """Return the sentence about the format of a custom tool; empty for plain text."""
+    inner = form.get("grammar", form) if isinstance(form, dict) else form
+    match form, inner:
+        case {"type": "text"}, _:
+            return ""
+        case {"type": "grammar"}, {"syntax": str(syntax), "definition": str(definition)}:
+            return f"The input follows this {syntax} grammar:\n{definition}"
+    raise wrong(f"{at}.format", form, "a format of type text, or a grammar with syntax and definition")
+
+
+def tool_list(fields: Fields) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the field's name and the object of each tool of a body."""
+    tools = fields.get("tools", [])
+    if not isinstance(tools, list):
+        raise wrong("tools", tools, "a list of tools")
+    for number, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise wrong(f"tools[{number}]", tool, "an object")
+        yield f"tools[{number}]", tool
+
+
+def refuse_same_names(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RefusedCallError if two tools have one name, which the model can't distinguish."""
+    seen: set[str] = set()
+    for number, tool in enumerate(tools):
+        name = tool["function"]["name"]
+        if name in seen:
+            raise wrong(f"tools[{number}]", name, "a name that no other tool has", reason="invalid")
+        seen.add(name)
+
+
+def only_auto(fields: Fields, choice: Any, kind: Any) -> bool:
+    """Return whether tools may be called. choice: value of tool_choice; kind: its name. Raises RefusedCallError."""
+    if choice is None:
+        return True
+    if kind not in ("auto", "none"):
+        fields.treat("tool_choice", choice, "auto or none; a forced call is not sampled by the model alone")
+        return True
+    fields.asked["tool_choice"] = choice
+    return bool(kind == "auto")
+
+
+def stop_texts(value: Any) -> tuple[str, ...]:
+    """Return the stop texts of a field with the rule STOPS."""
+    return (value,) if isinstance(value, str) else tuple(value or ())

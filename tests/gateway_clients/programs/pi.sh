@@ -1,0 +1,10 @@
+# pi-coding-agent: reads a provider from models.json; always streams. $1 is the folder of its program.
+set -e
+export PI_OFFLINE=1 PI_TELEMETRY=0 PI_CODING_AGENT_DIR="$HOME/pi"
+mkdir -p "$PI_CODING_AGENT_DIR"
+cat > "$PI_CODING_AGENT_DIR/models.json" <<JSON
+{"providers": {"ludic": {"baseUrl": "$OPENAI_BASE_URL", "api": "${API:-openai-completions}", "apiKey": "OPENAI_API_KEY",
+  "models": [{"id": "$MODEL"}]}}}
+JSON
+printf '\nFINAL: '
+"$1/pi" --print --no-session --provider ludic --model "$MODEL" "$TASK" </dev/null
