@@ -31,7 +31,7 @@ from ludic.gateway.episodes import (
     key_digest,
     make_key,
 )
-from ludic.records import LARGEST_REWARD, new_id
+from ludic.records import LARGEST_REWARD, Row, new_id
 from ludic.root import (
     GATEWAYS,
     EpisodeClaim,
@@ -93,8 +93,9 @@ class Held:
 class HeldEpisodes:
     """The episodes of one life."""
 
-    def __init__(self, root: Root, life: Life, max_open: int, timeout_s: float) -> None:
-        """timeout_s: seconds after which an episode expires."""
+    def __init__(self, root: Root, life: Life, max_open: int, timeout_s: float, *, keeps_rows: bool = False) -> None:
+        """timeout_s: seconds after which an episode expires. keeps_rows: as of Gateway."""
+        self._keeps_rows = keeps_rows
         self._root, self._life, self._max_open, self._timeout_s = root, life, max_open, timeout_s
         self._held: dict[Name, Held] = {}
         self._by_key: dict[str, Name] = {}
@@ -143,7 +144,7 @@ class HeldEpisodes:
             claim = await self._claim(name, seed, facts, key, expires_at)
         finally:
             self._num_opening -= 1
-        held = self._hold(claim, EpisodeCalls())
+        held = self._hold(claim, EpisodeCalls(rows=self._new_rows()))
         held.episode.key = key
         return held.episode
 
@@ -305,8 +306,12 @@ class HeldEpisodes:
     async def _read_calls(self, held: Held) -> EpisodeCalls:
         rows, prompts = await in_thread(partial(_stored_calls, self._root, *held.name))
         found = [call for call in held_calls(rows, prompts) if call.call_id not in held.claim.left_behind]
-        held.calls = EpisodeCalls(found, is_replay=held.is_replay)
+        held.calls = EpisodeCalls(found, is_replay=held.is_replay, rows=self._new_rows())
+        held.episode.found_rows = rows if self._keeps_rows else None
         return held.calls
+
+    def _new_rows(self) -> list[Row] | None:
+        return [] if self._keeps_rows else None
 
     # --- Change ---
 
@@ -336,7 +341,7 @@ class HeldEpisodes:
             raise
         episode.result = result
         if held.calls is not None:
-            episode.counts = held.calls.counts
+            episode.counts, episode.rows = held.calls.counts, held.calls.rows or ()
         self._held.pop(held.name, None)
         self._remember_sealed(held.claim.key_digest, held.name)
 
