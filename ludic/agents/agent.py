@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,6 +22,8 @@ from ludic.settings import RequestLimit, in_thread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,15 +113,9 @@ class PromptBuilder:
         return self._render(tuple(messages))
 
     async def build_beside(self, messages: Sequence[Message]) -> np.ndarray:
-        """Return the prompt as `build` does. A long one is built in a thread, while the event loop continues.
-
-        Each tokenizer builds one at a time, which limits memory and lets episodes of one example share it.
-        """
-        if sum(len(message.content) for message in messages) < _LONG:
-            return self.build(messages)
-        of_loop = _turns.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
-        async with of_loop.setdefault(self._tokenizer, RequestLimit(1)).turn():
-            return await in_thread(partial(self.build, messages))
+        """Return the prompt as `build` does, a long one from a thread (`beside`)."""
+        num_characters = sum(len(message.content) for message in messages)
+        return await beside(self._tokenizer, num_characters, partial(self.build, messages))
 
     def complete(
         self, messages: Sequence[Message], prompt: np.ndarray, completion: Completion, answer: Message
@@ -136,13 +132,38 @@ class PromptBuilder:
         _, found, added = render_text(self._tokenizer, marked, tools=self._tools).rpartition(marker)
         if not found:
             return None
-        # The template ends a completion with the stop token, and perhaps with a mark of the text's end before it. Both
-        # were sampled if the completion was not cut off.
-        has_stopped = completion.finish_reason == "stop"
-        stop_text = self._tokenizer.decode([int(completion.tokens[-1])]) if has_stopped else ""
-        before_stop, stop, after_stop = added.partition(stop_text) if stop_text else (added, "", "")
-        added = after_stop if stop and is_markup(self._tokenizer, before_stop) else added
-        return np.asarray(self._tokenizer(added, add_special_tokens=False)["input_ids"], dtype=np.int32)
+        stop_token = int(completion.tokens[-1]) if completion.finish_reason == "stop" else None
+        return tokens_of(self._tokenizer, text_after_stop(self._tokenizer, added, stop_token))
+
+
+def text_after_stop(tokenizer: "PreTrainedTokenizerBase", added: str, stop_token: int | None) -> str:
+    """Return the part of a text that follows the sampled tokens of an answer.
+
+    added: what the chat template writes behind the answer's text. It ends an answer with the stop token, and perhaps
+    with a mark of the text's end before it; both were sampled if the answer was not cut off. stop_token: the token that
+    ended the answer; None if it was cut off.
+    """
+    stop_text = "" if stop_token is None else tokenizer.decode([stop_token])
+    before_stop, stop, after_stop = added.partition(stop_text) if stop_text else (added, "", "")
+    return after_stop if stop and is_markup(tokenizer, before_stop) else added
+
+
+def tokens_of(tokenizer: "PreTrainedTokenizerBase", text: str) -> np.ndarray:
+    """Return (length,) int32: the tokens of a rendered text, without those that the tokenizer would add to it."""
+    return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+
+async def beside(tokenizer: "PreTrainedTokenizerBase", num_characters: int, build: Callable[[], T]) -> T:
+    """Return what `build` returns, which tokenises a text of this length; a long one in a thread, while the event loop
+    continues.
+
+    Each tokenizer builds one at a time, which limits memory and lets episodes of one example share it.
+    """
+    if num_characters < _LONG:
+        return build()
+    of_loop = _turns.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
+    async with of_loop.setdefault(tokenizer, RequestLimit(1)).turn():
+        return await in_thread(build)
 
 
 def _with_call_ids(messages: Sequence[Message], answer: Message) -> list[Message]:

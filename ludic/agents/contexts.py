@@ -184,6 +184,21 @@ def text_after_thinking(text: str, *, is_thinking: bool) -> str:
     arguments.
     is_thinking: whether the prompt has begun the thinking. Else a text that does not begin with <think> has none.
     """
-    if not (is_thinking or text.lstrip().startswith("<think>")):
-        return text
-    return text.partition("</think>")[2]
+    return split_thinking(text, is_thinking=is_thinking)[1]
+
+
+def split_thinking(text: str, *, is_thinking: bool) -> tuple[str | None, str]:
+    """Return the thinking of a completion without its marks, None if it has none, and the text after it.
+
+    is_thinking: as for `text_after_thinking`.
+    """
+    begun = text.lstrip()
+    if not (is_thinking or begun.startswith("<think>")):
+        return None, text
+    thinking, _, after = begun.removeprefix("<think>").partition("</think>")
+    return thinking, after
+
+
+def begins_thinking(prompt: str) -> bool:
+    """Return whether a prompt, or its end, has begun the thinking of the answer."""
+    return prompt.rstrip().endswith("<think>")

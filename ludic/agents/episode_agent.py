@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ludic.agents.agent import Agent, PromptBuilder
-from ludic.agents.contexts import Context, text_after_thinking
+from ludic.agents.contexts import Context, begins_thinking, text_after_thinking
 from ludic.agents.environment_calls import check_text, checked, checked_messages, finite
 from ludic.agents.parsers import Parsed
 from ludic.agents.requests import (
@@ -75,7 +75,7 @@ class _Call:
         text = tokenizer.decode(self.completion.tokens[: -1 if is_complete else None].tolist())
         # Some chat templates begin the thinking at the end of the prompt. Its last tokens are enough to see that.
         before = tokenizer.decode(self.prompt[-16:].tolist())
-        return text_after_thinking(text, is_thinking=before.rstrip().endswith("<think>"))
+        return text_after_thinking(text, is_thinking=begins_thinking(before))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -575,7 +575,7 @@ def rewards_at_tokens(
     start = _start_of(action, decode(tokenizer, tokens), start)
     if start is None:
         return [(len(tokens) - 1, span.reward) for span in spans]
-    return [(_token_of(tokenizer, tokens, start + span.end), span.reward) for span in spans]
+    return [(token_at(tokenizer, tokens, start + span.end), span.reward) for span in spans]
 
 
 def _start_of(action: str, text: str, start: int | None) -> int | None:
@@ -585,8 +585,8 @@ def _start_of(action: str, text: str, start: int | None) -> int | None:
     return first if first >= 0 and first == text.rfind(action) else None
 
 
-def _token_of(tokenizer: "PreTrainedTokenizerBase", tokens: np.ndarray, num_characters: int) -> int:
-    """Return the index of the first token with which the text has this number of characters."""
+def token_at(tokenizer: "PreTrainedTokenizerBase", tokens: np.ndarray, num_characters: int) -> int:
+    """Return the index of the first of (length,) int32 tokens with which their text has this number of characters."""
 
     def num_complete(index: int) -> int:
         # The bytes of a character that is not complete are decoded as U+FFFD.

@@ -4,7 +4,7 @@ Each model call, each step of the environment and the end of the episode is reco
 the engine returned; a rewritten context begins a new row (ludic.agents.transcript). Pure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
@@ -255,7 +255,7 @@ class TrajectoryRecorder:
             **self._identity(),
             rollout_id=row.rollout_id,
             trajectory_id=(self._rows or [row])[0].rollout_id,
-            **_versions(row, self._policy_version),
+            **version_columns(row.completions, self._policy_version),
             # The sum of several rewards at one token may overflow float32.
             columns={
                 **transcript.columns,
@@ -313,10 +313,10 @@ def _stored_wanted(wanted: str | None) -> str | None:
     return None if wanted is None else shortened(wanted, MOST_WANTED_CHARACTERS)[0]
 
 
-def _versions(row: _Row, policy_version: int) -> Mapping[str, Any]:
-    """Return the columns on versions of the weights. policy_version: used if nothing was sampled."""
+def version_columns(completions: Iterable[tuple[CompletionSpan, Completion]], policy_version: int) -> Mapping[str, Any]:
+    """Return the columns of a row on versions of the weights. policy_version: used if nothing was sampled."""
     spans: list[WeightSpan] = []
-    for span, completion in row.completions:
+    for span, completion in completions:
         for part in completion.weight_versions:
             start, end = span.start + part.start, span.start + part.end
             spans.append(WeightSpan(version=part.version, start=start, end=end))

@@ -68,6 +68,7 @@ from .masking import has_secret as has_secret
 from .masking import keep_secret as keep_secret
 from .masking import mask as mask
 from .masking import mask_fields as mask_fields
+from .masking import mask_values as mask_values
 from .masking import public_url as public_url
 from .masking import public_values as public_values
 from .masking import secrets_of as secrets_of

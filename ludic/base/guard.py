@@ -14,6 +14,7 @@ import resource
 import select
 import signal
 import sys
+from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NOT_STARTED = 127
@@ -101,8 +102,7 @@ def _signal(pid: int) -> None:
 def _children(own: int) -> "list[int]":
     """Return the processes that this one is the parent of, by now: those that lost theirs became its children."""
     try:
-        with open(f"/proc/{own}/task/{own}/children", encoding="ascii") as file:
-            return [int(pid) for pid in file.read().split()]
+        return [int(pid) for pid in Path(f"/proc/{own}/task/{own}/children").read_text(encoding="ascii").split()]
     except OSError:  # a kernel without this file
         return []
 

@@ -1,3 +1,8 @@
+from .assembly import Assembly as Assembly
+from .assembly import AuditRow as AuditRow
+from .assembly import SealedEpisode as SealedEpisode
+from .assembly import assemble as assemble
+from .assembly import assemble_episodes as assemble_episodes
 from .calls import Answer as Answer
 from .calls import Backend as Backend
 from .calls import Caller as Caller

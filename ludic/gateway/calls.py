@@ -18,12 +18,16 @@ from ludic.records import Capture, Message
 Dialect = Literal["chat", "completions", "responses", "messages"]
 """OpenAI chat completions, completions and responses; Anthropic messages."""
 Refusal = Literal[
-    "invalid", "not_recordable", "wrong_key", "unknown_model", "not_found", "sealed", "elsewhere", "too_large", "full",
-    "stopping", "upstream", "engine",
+    "invalid", "too_long", "not_recordable", "wrong_key", "unknown_model", "not_found", "sealed", "elsewhere",
+    "too_large", "full", "stopping", "upstream", "engine",
 ]  # fmt: skip
-"""Why a call was refused; each has one HTTP status (STATUS), and a name in each dialect's error format."""
+"""Why a call was refused; each has one HTTP status (STATUS), and a name in each dialect's error format.
+
+too_long: the prompt does not fit the model's context (context_length_exceeded), so that agents shorten it. too_large:
+the body has too many bytes."""
 STATUS: Mapping[Refusal, int] = {
     "invalid": 400,
+    "too_long": 400,
     "not_recordable": 400,
     "wrong_key": 401,
     "unknown_model": 404,
@@ -178,11 +182,16 @@ class Prompt:
     made: Literal["whole", "extended", "given"] = "whole"
     """whole: rendered by the chat template; extended: stored ids and a rendered suffix; given: the client's ids or
     text."""
+    shown: object = field(default=None, repr=False, compare=False)
+    """What the backend keeps of the prompt for calls that extend it; the gateway hands it on to `StoredCall.shown`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class StoredCall:
-    """A call that is stored, as the gateway knows it: what later calls of its episode may extend."""
+    """A call that is stored, as the gateway knows it: what later calls of its episode may extend.
+
+    Compared by identity, so that backends can keep facts about it as long as it lives.
+    """
 
     call_id: str
     messages: tuple[Message, ...]
@@ -192,6 +201,8 @@ class StoredCall:
     prompt_tokens: np.ndarray | None
     """(prompt_length,) int32; None at capture `text`."""
     completion: Completion | None
+    shown: object = field(default=None, repr=False)
+    """`Prompt.shown` of the call; None for a call of an earlier life of the gateway."""
 
     @property
     def tokens(self) -> np.ndarray | None:
@@ -218,4 +229,9 @@ class Backend(Protocol):
 
     async def sample(self, request: CallRequest, prompt: Prompt, params: SamplingParams, seed: int) -> Sampled:
         """Sample the answer. params: of the run, shortened by the client. Raises RefusedCallError, EngineError."""
+        ...
+
+    async def count(self, request: CallRequest) -> int:
+        """Return the number of prompt tokens of a call that extends no other. Raises RefusedCallError, also if only the
+        answer of an upstream server tells them."""
         ...

@@ -6,9 +6,9 @@ answers of its earlier run, as long as it asks what it asked then. Pure; no I/O,
 
 import asyncio
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,8 +32,9 @@ class HeldCall:
     """Highest retry count of the requests that it answers."""
     retry_of: str | None = None
     """call_id of the failed or unfinished call that it repeats."""
-    state: Literal["running", "stored", "failed", "unfinished"] = "running"
-    """unfinished: its intent is stored by a life of the gateway that has ended."""
+    state: Literal["running", "unstored", "stored", "failed", "unfinished"] = "running"
+    """unstored: it was sampled, and its row could not be stored yet. unfinished: its intent was stored by a life of the
+    gateway that has ended."""
     work: asyncio.Task[Answer] | None = None
     """Samples and stores it; None for a call of an earlier life."""
     was_answered: bool = False
@@ -43,6 +44,8 @@ class HeldCall:
     """Both once it is stored."""
     extends: str | None = None
     """call_id of the call with which its prompt begins."""
+    row: Mapping[str, Any] | None = None
+    """Its row while it is unstored."""
 
 
 class EpisodeCalls:
@@ -80,6 +83,10 @@ class EpisodeCalls:
     def earlier(self) -> list[StoredCall]:
         """The stored calls that a new one may extend, in the order of their arrival."""
         return [call.stored for call in self._stored if call.stored is not None]
+
+    def has(self, call_id: str) -> bool:
+        """Return whether a call was answered in this episode."""
+        return call_id in self._by_id and self._by_id[call_id].state == "stored"
 
     @property
     def is_replaying(self) -> bool:
@@ -151,7 +158,7 @@ class EpisodeCalls:
 
     def finish(self, call: HeldCall, stored: StoredCall, answer: Answer, extends: str | None) -> None:
         """Keep a call that was sampled, once it is stored."""
-        call.stored, call.answer, call.extends, call.state = stored, answer, extends, "stored"
+        call.stored, call.answer, call.extends, call.state, call.row = stored, answer, extends, "stored", None
         self._show(call)
         self.counts = replace(
             self.counts,
@@ -162,13 +169,12 @@ class EpisodeCalls:
     def with_earlier(self, request: CallRequest) -> CallRequest:
         """Return a request with the messages and the answer of the call that it names before its own messages.
 
-        System messages at its beginning replace those of that call, as `instructions` do. Raises RefusedCallError if
-        the episode has no such call.
+        Its `instructions` replace those of that call. Raises RefusedCallError if the episode has no such call.
         """
         if request.previous_id is None:
             return request
         call = self._by_id.get(request.previous_id)
-        if call is None or call.stored is None:
+        if call is None or call.stored is None or call.state != "stored":
             sentence = f"previous_response_id {request.previous_id!r} is no stored response of this episode"
             raise refused("not_found", sentence, field="previous_response_id")
         return continued(request, call.stored)

@@ -171,6 +171,8 @@ class ChatRenderer:
         self._prepared: list[dict[str, Any]] = []
         template = _read_template(str(tokenizer.chat_template))
         self._has_developer, self._reasoning = template.has_developer, template.reasoning
+        self.reads_reasoning = bool(template.reasoning)
+        """True if the template reads the thinking of a message apart from its content."""
         self.has_marks = template.has_marks
         """True if the template marks parts with {% generation %}."""
 
@@ -315,9 +317,14 @@ def _special_tokens(tokenizer: Tokenizer) -> Names:
 
 def is_markup(tokenizer: Tokenizer, text: str) -> bool:
     """Return whether a text consists of names of special tokens and blanks only."""
+    return not without_markup(tokenizer, text).strip()
+
+
+def without_markup(tokenizer: Tokenizer, text: str) -> str:
+    """Return a text without the names of special tokens."""
     spans = _special_tokens(tokenizer).spans(text)
     rest = [0, *chain.from_iterable(spans), len(text)]
-    return not any(text[start:end].strip() for start, end in zip(rest[::2], rest[1::2], strict=True))
+    return "".join(text[start:end] for start, end in zip(rest[::2], rest[1::2], strict=True))
 
 
 def _broken_up(value: Any, special: Names, apart: str | None = None) -> Any:

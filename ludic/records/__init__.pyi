@@ -32,6 +32,7 @@ from .messages import read_messages as read_messages
 from .messages import read_tools as read_tools
 from .messages import refusal as refusal
 from .messages import to_message as to_message
+from .rollout import AWAITS_SCORE as AWAITS_SCORE
 from .rollout import GROUP_CLOSED as GROUP_CLOSED
 from .rollout import LARGEST_REWARD as LARGEST_REWARD
 from .rollout import MAX_TOKENS as MAX_TOKENS

@@ -122,6 +122,8 @@ class Message:
     """Id of the tool call that a message of role tool answers; None if calls and results are matched by their order."""
 
 
+AWAITS_SCORE = "awaits_score"
+"""Metadata of a row without a reward that is sound: name of the scorer that will score it."""
 GROUP_CLOSED = "given up: its group was closed early (close_groups_at)"
 """Error of the rows of an episode that was given up because enough others of its group had ended."""
 

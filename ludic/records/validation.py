@@ -23,6 +23,7 @@ from ludic.records.columns import NUM_TOKEN_IDS, ArrayColumn, array_columns, sel
 from ludic.records.conversion import TokenColumns
 from ludic.records.example_columns import is_json_object
 from ludic.records.rollout import (
+    AWAITS_SCORE,
     WITHOUT_LOGPROBS,
     ActionTarget,
     Capture,
@@ -214,11 +215,6 @@ _RULES = (
         lambda length, error: length > 0 or error is not None,
         "wanted at least one response token, since no error is set",
     ),
-    _Rule(
-        ("episode_reward", "error"),
-        lambda reward, error: reward is not None or error is not None,
-        "wanted a reward, since no error is set",
-    ),
 )
 
 
@@ -233,8 +229,14 @@ def _broken_rules(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
             found = ((row, values[0]) for row, values in rows if values in broken)
             yield from ((row, rule.columns[0], f"is {shown(value)}, {rule.wanted}") for row, value in found)
     for row, rollout in enumerate(rollouts):
-        for column, reason in chain(_bad_agent_steps(rollout), _bad_links(rollout), _bad_versions(rollout)):
+        checks = (_bad_reward(rollout), _bad_agent_steps(rollout), _bad_links(rollout), _bad_versions(rollout))
+        for column, reason in chain.from_iterable(checks):
             yield row, column, reason
+
+
+def _bad_reward(rollout: Rollout) -> Iterator[tuple[str, str]]:
+    if rollout.episode_reward is None and rollout.error is None and AWAITS_SCORE not in rollout.metadata:
+        yield "episode_reward", f"is null, wanted a reward, since no error is set, and no metadata[{AWAITS_SCORE!r}]"
 
 
 def _bad_agent_steps(rollout: Rollout) -> Iterator[tuple[str, str]]:

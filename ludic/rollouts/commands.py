@@ -67,7 +67,13 @@ def split_command(setting: str, command: str) -> tuple[str, ...]:
         if found := _PLACEHOLDER.search(script):
             raise ConfigError(
                 f"{setting} has {found[0]} in the script of {words[0]} -c, where a text would be run as code; write "
-                f"\"$1\" there, and the words sh {found[0]} behind the script"
+                f'"$1" there, and the words sh {found[0]} behind the script'
+            )
+    for word in words:
+        if Path(word).suffix and not Path(word).is_absolute() and Path(word).is_file():
+            raise ConfigError(
+                f"{setting} names {word}, a file of {Path.cwd()}, and runs in a folder of its own; write "
+                f"{Path(word).absolute()}"
             )
     check_program(setting, words[0])
     return words
@@ -75,7 +81,7 @@ def split_command(setting: str, command: str) -> tuple[str, ...]:
 
 def check_program(setting: str, program: str) -> None:
     """Raise ConfigError unless a program can be found here. A placeholder or a path in the folder is not looked for."""
-    if _PLACEHOLDER.search(program) or (os.sep in program and not os.path.isabs(program)):
+    if _PLACEHOLDER.search(program) or (os.sep in program and not Path(program).is_absolute()):
         return
     if shutil.which(program) is None:
         raise ConfigError(f"{setting}: there is no program {program!r} on this machine (PATH); install it")

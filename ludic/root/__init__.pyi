@@ -49,8 +49,8 @@ from .catalogue import REFERENCE as REFERENCE
 from .catalogue import RUN as RUN
 from .catalogue import SHARED as SHARED
 from .catalogue import TENSORBOARD as TENSORBOARD
-from .catalogue import WEIGHTS as WEIGHTS
 from .catalogue import WEIGHT_FILES as WEIGHT_FILES
+from .catalogue import WEIGHTS as WEIGHTS
 from .catalogue import WORKERS as WORKERS
 from .catalogue import DataName as DataName
 from .catalogue import ImportName as ImportName

@@ -41,7 +41,17 @@ from ludic.base import (
 )
 from ludic.errors import ConfigError, LudicError, QueryError, unknown_name
 from ludic.settings.user_code import describe, describe_failure, load_file, only_exceptions, training_starts_at
-from ludic.settings.user_files import COMMAND, MCP, NO_FILES, QUESTIONS, Files, UserFile, file_of, python_file_of, read_user_file
+from ludic.settings.user_files import (
+    COMMAND,
+    MCP,
+    NO_FILES,
+    QUESTIONS,
+    Files,
+    UserFile,
+    file_of,
+    python_file_of,
+    read_user_file,
+)
 
 SCORER_OPTIONS = ("scorer", "group_scorer")
 """Options of environments qa/SOURCE that may name users' functions."""
@@ -351,7 +361,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         kind.role: kind
         for kind in (
-            *(ENVIRONMENT, SCORER, GROUP_SCORER, PARSER, CONTEXT, TOOL, PROTOCOL, SUB_AGENT, AGENT, AGENT_COMMAND, ENGINE),
+            *(ENVIRONMENT, SCORER, GROUP_SCORER, PARSER, CONTEXT, TOOL, PROTOCOL, SUB_AGENT, ENGINE),
+            *(AGENT, AGENT_COMMAND),
             *(ADVANTAGE, FILTER, SELECTION, MEASURE, CONTAMINATION, FORMAT),
             *(TOOL_FORMAT, ALGORITHM, OBJECTIVE, TRACKER, LAUNCHER, CLUSTER_SYSTEM, EXPORTER),
         )

@@ -111,7 +111,7 @@ def make_tool_format(name: str) -> ToolFormat:
 
 
 _PROBE = {"word": "cats", "number": 7}
-_PROBE_SCHEMA = {
+PROBE_SCHEMA = {
     "type": "function",
     "function": {
         "name": "probe",
@@ -126,6 +126,7 @@ _PROBE_SCHEMA = {
         },
     },
 }
+"""Schema of a tool for synthetic conversations, by which the behaviour of chat templates is found."""
 
 
 def format_of_template(tokenizer: Any) -> str | None:
@@ -138,14 +139,14 @@ def format_of_template(tokenizer: Any) -> str | None:
     answer = Message(role="assistant", content="", tool_calls=(call,))
     result = Message(role="tool", content="LUDIC ANSWERS", name="probe")  # some templates require one after a call
     try:
-        text = render_text(tokenizer, [question, answer, result], tools=[_PROBE_SCHEMA], add_generation_prompt=False)
+        text = render_text(tokenizer, [question, answer, result], tools=[PROBE_SCHEMA], add_generation_prompt=False)
     except ModelError:
         return None
     shown = text.rpartition(question.content)[2].partition(result.content)[0]
     is_marked = False
     formats: dict[str, _Markup] = {name: find(TOOL_FORMAT, name) for name in TOOL_FORMAT.names() if ":" not in name}
     for name, each in formats.items():
-        is_it = _is_probe(each.parse(shown, [_PROBE_SCHEMA]).calls)
+        is_it = _is_probe(each.parse(shown, [PROBE_SCHEMA]).calls)
         if is_it and not (is_marked and name == _WITHOUT_MARKUP):
             return name
         is_marked |= each.start.search(shown) is not None

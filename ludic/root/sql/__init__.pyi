@@ -1,3 +1,6 @@
+from .assembly import CALL_COLUMNS as CALL_COLUMNS
+from .assembly import PREFIXES as PREFIXES
+from .assembly import plan_calls as plan_calls
 from .connection import Connections as Connections
 from .connection import RootLike as RootLike
 from .connection import connect as connect

@@ -16,5 +16,5 @@ del config["agent"]["mode"]  # asks a person
 model = LitellmModel(
     model_name=f"openai/{MODEL}", model_kwargs=kwargs, cost_tracking="ignore_errors", **config["model"]
 )
-agent = DefaultAgent(model, LocalEnvironment(cwd=os.getcwd(), **config["environment"]), **config["agent"])
+agent = DefaultAgent(model, LocalEnvironment(cwd=str(Path.cwd()), **config["environment"]), **config["agent"])
 finish(agent.run(TASK)["submission"].strip())

@@ -1,0 +1,613 @@
+"""Assemble the stored calls of episodes into rows of rollouts, and say of each sampled token where it went.
+
+SQL plans (ludic/root/sql/assembly/plan.sql): which call follows which, which segment it belongs to, and which calls
+count. RowBuilder of ludic.agents stitches each segment into a row. Pure; equal calls give equal rows with equal ids. No
+token is tokenised or realigned here: a call whose prompt can't be rebuilt is left out, with its reason.
+"""
+
+import hashlib
+import json
+import uuid
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from msgspec import convert
+
+from ludic.agents import RowBuilder, version_columns
+from ludic.engines import Completion
+from ludic.gateway.episodes import EpisodeFacts, EpisodeResult
+from ludic.records import (
+    AWAITS_SCORE,
+    LARGEST_REWARD,
+    AgentStep,
+    Capture,
+    Columns,
+    EnvironmentStep,
+    Message,
+    Rollout,
+    ToolCall,
+    WeightSpan,
+    array_columns,
+    column_values,
+    plain_rows,
+)
+from ludic.root.rows import whole_columns, whole_messages, whole_prompts
+from ludic.root.sql import CALL_COLUMNS, PREFIXES, plan_calls
+
+NAMESPACE = uuid.UUID("0b9a2c1e-6f0d-5c36-9a53-2f1f5f2a4a41")
+"""Of the ids of rows and groups, which follow from their calls."""
+POSTED = "posted"
+"""Name of the scorer whose scores are posted after an episode has ended."""
+CAPTURES_BY_RANK: Sequence[Capture] = ("text", "ids", "trainer", "sampler")
+"""A row has the lowest level of its calls."""
+MOST_CALL_IDS = 4096
+"""Maximum ids of calls in the metadata of a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedEpisode:
+    """What the rows of an episode hold beside its calls."""
+
+    episode_id: str
+    attempt: int = 1
+    seed: int = 0
+    facts: EpisodeFacts = field(default_factory=EpisodeFacts)
+    result: EpisodeResult = field(default_factory=EpisodeResult)
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Further columns of its rows, such as wanted, example_columns and extra."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRow:
+    """Where sampled tokens of a call went, or why a call is in no row."""
+
+    call_id: str
+    fate: Literal["trained", "context", "dropped"]
+    """trained: in one row, with mask 1; context: in a row, with mask 0; dropped: in none."""
+    reason: str | None
+    """Why it is not trained on: unfinished, failed, earlier_attempt, quarantined, empty, retry, unresolved, text,
+    unfit or undelivered."""
+    num_tokens: int
+    """Sampled tokens."""
+    parent_call_id: str | None = None
+    forked: bool = False
+    """True if another call goes on with the segment of its parent."""
+    rollout_id: str | None = None
+    start: int | None = None
+    """First token of its completion in response_tokens of the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """Rows of an episode, and the audit of its calls."""
+
+    rollouts: list[Rollout]
+    audit: list[AuditRow]
+
+
+Prompts = Mapping[str, Any]
+"""System messages, as JSON values, by their digests in prompts/; of an absent one, rows have no system messages."""
+
+
+NO_PROMPTS: Prompts = MappingProxyType({})
+
+
+def assemble(calls: pa.Table, episode: SealedEpisode, prompts: Prompts = NO_PROMPTS) -> list[Rollout]:
+    """Return the rows of one episode; see `assemble_episodes`."""
+    return assemble_episodes(calls, [episode], prompts)[0].rollouts
+
+
+def assemble_episodes(
+    calls: pa.Table, episodes: Sequence[SealedEpisode], prompts: Prompts = NO_PROMPTS
+) -> list[Assembly]:
+    """Return the rows and the audit of each episode.
+
+    calls: rows of the table calls, of any attempts of these episodes; those of other attempts than the episode's are
+    marked in the audit, and in no row. Raises QueryError, SchemaError.
+    """
+    read = _read_calls(calls, prompts)
+    of_episode: defaultdict[str, list[_Call]] = defaultdict(list)
+    for call in read:
+        of_episode[call.episode_id].append(call)
+    current = {episode.episode_id: episode.attempt for episode in episodes}
+    plan = plan_calls(_events(calls, read, current), _prefixes(read))
+    planned: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in plan.to_pylist():
+        planned[row["episode_id"]].append(row)
+    return [
+        _Stitcher(episode, planned[episode.episode_id], of_episode[episode.episode_id]).assembly()
+        for episode in episodes
+    ]
+
+
+# --- Stored calls -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """One stored event of a call."""
+
+    episode_id: str
+    attempt: int
+    call_id: str
+    event: str
+    values: Mapping[str, Any]
+    """Scalar columns of its row."""
+    messages: tuple[Message, ...] = ()
+    """The whole conversation of the request."""
+    answer: Message | None = None
+    prompt: np.ndarray | None = None
+    """(prompt_length,) int32, the whole prompt; None if it is not known."""
+    completion: Completion | None = None
+    undelivered: int = 0
+    """Number of sampled tokens that were not delivered."""
+    is_sound: bool = False
+    """True if all calls that it extends are there."""
+
+    @property
+    def is_text(self) -> bool:
+        return self.values["capture"] == "text"
+
+    @property
+    def has_whole(self) -> bool:
+        """True if its whole prompt is known."""
+        return self.is_sound and (self.is_text or self.prompt is not None)
+
+    @property
+    def num_sampled(self) -> int:
+        """Delivered tokens; 1 for an answer without token ids."""
+        if self.completion is not None:
+            return len(self.completion.tokens)
+        return int(self.answer is not None and self.is_text)
+
+
+_LISTS = ("messages", "hints", "treated", "stop", "weight_versions", "new_prompt_tokens", "undelivered_tokens")
+
+
+def _read_calls(table: pa.Table, prompts: Prompts) -> list[_Call]:
+    """Return the events of a table of calls, with prompts and messages whole."""
+    arrays = [name for name in array_columns() if name in table.column_names]
+    rows = plain_rows(table.drop_columns([*_LISTS, *arrays]))
+    sound = table.filter(pa.array(_are_sound(table, rows), pa.bool_()))
+    digests = {row["system_digest"] for row in rows if row["system_digest"] is not None}
+    messages = whole_messages(sound, {digest: prompts.get(digest, ()) for digest in digests})
+    whole, columns = whole_prompts(sound), whole_columns(sound)
+    tokens = int_lists(table["response_tokens"])
+    undelivered = table["undelivered_tokens"].combine_chunks().value_lengths().fill_null(0).to_pylist()
+    versions = column_values(table, "weight_versions")
+    calls = []
+    for index, row in enumerate(rows):
+        call_id, is_call = row["call_id"], row["event"] == "call"
+        own = tokens[index] if is_call else None
+        calls.append(
+            _Call(
+                **{name: row[name] for name in ("episode_id", "attempt", "call_id", "event")},
+                values=row,
+                messages=messages.get(call_id, ()) if is_call else (),
+                answer=convert(row["answer"][0], Message) if row["answer"] else None,
+                prompt=whole.get(call_id) if is_call else None,
+                completion=None if own is None else _completion(row, own, columns.get(call_id, {}), versions[index]),
+                undelivered=undelivered[index],
+                is_sound=call_id in messages or call_id in whole,
+            )
+        )
+    return calls
+
+
+def _are_sound(table: pa.Table, rows: Sequence[Mapping[str, Any]]) -> list[bool]:
+    """Return for each row whether all calls that its call extends are there, each as long as needed."""
+    lengths = table["response_tokens"].combine_chunks().value_lengths().fill_null(0).to_pylist()
+    ends = {
+        row["call_id"]: (row["prompt_length"] or 0) + length
+        for row, length in zip(rows, lengths, strict=True)
+        if row["event"] == "call"
+    }
+    waiting = [row for row in rows if row["event"] == "call"]
+    sound: set[str] = set()
+    while ready := [row for row in waiting if _extends(row, sound, ends)]:
+        sound.update(row["call_id"] for row in ready)
+        waiting = [row for row in waiting if row["call_id"] not in sound]
+    return [row["call_id"] in sound for row in rows]
+
+
+def _extends(row: Mapping[str, Any], sound: Collection[str], ends: Mapping[str, int]) -> bool:
+    bases = row["base_call_id"], row["base_messages_call_id"]
+    is_long_enough = bases[0] is None or ends.get(bases[0], 0) >= row["base_length"]
+    return is_long_enough and all(base is None or base in sound for base in bases)
+
+
+def int_lists(column: pa.ChunkedArray) -> list[np.ndarray | None]:
+    """Return each row's list as (length,) int32; None for a null."""
+    return column_values(pa.table({"prompt_tokens": column}), "prompt_tokens")
+
+
+def _completion(
+    row: Mapping[str, Any], tokens: np.ndarray, columns: Columns, spans: Sequence[WeightSpan] | None
+) -> Completion:
+    only = (WeightSpan(version=row["policy_version"] or 0, start=0, end=len(tokens)),)
+    return Completion(
+        tokens=tokens,
+        finish_reason="length" if row["finish_reason"] == "length" else "stop",
+        weight_versions=tuple(spans or only),
+        columns=columns,
+    )
+
+
+def _events(table: pa.Table, calls: Sequence[_Call], current: Mapping[str, int]) -> pa.Table:
+    """Return the rows that plan.sql reads as call_events."""
+    table = table.select(CALL_COLUMNS)
+    found = {
+        "is_current": pa.array([current.get(call.episode_id) == call.attempt for call in calls], pa.bool_()),
+        "has_whole": pa.array([call.has_whole for call in calls], pa.bool_()),
+        "num_sampled": pa.array([call.num_sampled for call in calls], pa.int64()),
+    }
+    for name, values in found.items():
+        table = table.append_column(name, values)
+    return table
+
+
+# --- Digests of beginnings ----------------------------------------------------------------------------------
+
+
+def _prefixes(calls: Sequence[_Call]) -> pa.Table:
+    """Return PREFIXES: digests of each call's prompt at each length at which a call of its episode ends."""
+    of_unit: defaultdict[tuple[str, int, str], list[_Call]] = defaultdict(list)
+    for call in calls:
+        if call.event == "call" and call.has_whole:
+            of_unit[call.episode_id, call.attempt, "messages" if call.is_text else "tokens"].append(call)
+    columns: list[list[Any]] = [[] for _ in PREFIXES]
+    for (episode_id, attempt, unit), some in of_unit.items():
+        parts = [_parts(call) for call in some]
+        ends = sorted({len(prompt) + len(rest) for prompt, rest in parts})
+        for call, (prompt, rest) in zip(some, parts, strict=True):
+            for length, digest, is_whole in _digests(prompt, rest, ends):
+                row = (episode_id, attempt, call.call_id, unit, length, digest, is_whole)
+                for column, value in zip(columns, row, strict=True):
+                    column.append(value)
+    arrays = [pa.array(values, each.type) for values, each in zip(columns, PREFIXES, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=PREFIXES)
+
+
+_Units = np.ndarray | list[bytes]
+
+
+def _parts(call: _Call) -> tuple[_Units, _Units]:
+    """Return the units of a call's prompt and of its completion: tokens, or digests of messages."""
+    if call.is_text:
+        answer = [] if call.answer is None else [_message_digest(call.answer)]
+        return [_message_digest(message) for message in call.messages], answer
+    assert call.prompt is not None
+    return call.prompt, np.zeros(0, np.int32) if call.completion is None else call.completion.tokens
+
+
+def _digests(prompt: _Units, rest: _Units, ends: Sequence[int]) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield length, digest and is_whole. rest: the completion. ends: lengths, ascending."""
+    hashed, start = hashlib.blake2b(digest_size=16), 0
+    for end in ends:
+        if end > len(prompt):
+            break
+        hashed.update(_bytes_of(prompt[start:end]))
+        start = end
+        yield end, hashed.copy().digest(), False
+    hashed.update(_bytes_of(prompt[start:]))
+    hashed.update(_bytes_of(rest))
+    yield len(prompt) + len(rest), hashed.digest(), True
+
+
+def _bytes_of(units: _Units) -> bytes:
+    if isinstance(units, list):
+        return b"".join(units)
+    return np.ascontiguousarray(units, "<i4").tobytes()
+
+
+def _message_digest(message: Message) -> bytes:
+    """Return a digest that is equal for messages that differ in what clients change alone."""
+    calls = [[call.name, _json_value(call.arguments)] for call in message.tool_calls]
+    role = "system" if message.role == "developer" else message.role
+    text = json.dumps([role, message.content.strip(), calls], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _json_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+# --- Rows ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Row:
+    """One segment."""
+
+    rollout_id: str
+    builder: RowBuilder
+    number: int
+    """segment_index."""
+    parent_segment_index: int | None
+    calls: list[_Call] = field(default_factory=list)
+    spans: list[Any] = field(default_factory=list)
+    """CompletionSpan of each call."""
+
+
+class _Stitcher:
+    """Makes the rows of one episode from its plan."""
+
+    def __init__(self, episode: SealedEpisode, plan: Sequence[Mapping[str, Any]], calls: Sequence[_Call]) -> None:
+        """plan: rows of plan.sql, in order. calls: of all attempts."""
+        self._episode, self._plan = episode, plan
+        ranks = {"call": 0, "failed": 1, "intent": 2}
+        self._calls: dict[tuple[int, str], _Call] = {}
+        for call in sorted(calls, key=lambda call: ranks.get(call.event, 3)):
+            self._calls.setdefault((call.attempt, call.call_id), call)
+        self._rows: dict[str, _Row] = {}
+        """By the first call of the segment."""
+        self._row_of: dict[str, _Row] = {}
+        """By call."""
+        self._audit: list[AuditRow] = []
+
+    def assembly(self) -> Assembly:
+        """Return the rows and the audit."""
+        for planned in self._plan:
+            call = self._calls[planned["attempt"], planned["call_id"]]
+            reason = "text" if planned["reason"] is None and call.is_text else planned["reason"]
+            if reason is not None:
+                self._note(planned, call, "dropped", reason)
+                continue
+            first = planned["segment_call_id"]
+            if first not in self._rows:
+                self._rows[first] = self._begin(planned, call)
+            self._row_of[call.call_id] = self._rows[first]
+            self._add(planned, call, self._rows[first])
+        rows = _Rows(self._episode, [*self._rows.values()], self._scored_call(), self._known())
+        return Assembly(rows.rollouts(), self._audit)
+
+    def _begin(self, planned: Mapping[str, Any], call: _Call) -> _Row:
+        """Return the row of a segment, for its first call."""
+        prompt = call.prompt
+        assert prompt is not None
+        parent = self._row_of.get(planned["parent_call_id"])
+        if parent is None and self._rows:
+            parent = max(self._rows.values(), key=lambda row: row.builder.num_common_tokens(prompt))
+        rollout_id = _id("rollout", self._episode.episode_id, str(self._episode.attempt), call.call_id)
+        number = len(self._rows)
+        return _Row(rollout_id, RowBuilder(number), number, None if parent is None else parent.number)
+
+    def _add(self, planned: Mapping[str, Any], call: _Call, row: _Row) -> None:
+        assert call.prompt is not None
+        assert call.completion is not None
+        assert row.builder.is_extended_by(call.prompt), f"{call.call_id} does not extend its segment"
+        row.builder.add_context(call.prompt[len(row.builder) :])
+        try:
+            span = row.builder.add_completion(call.completion.tokens, call.completion.columns)
+        except ValueError:  # its arrays have another shape than those of the calls before it
+            row.builder.add_context(call.completion.tokens)
+            self._note(planned, call, "context", "unfit", row)
+            return
+        row.calls.append(call)
+        row.spans.append(span)
+        self._note(planned, call, "trained", None, row, span.start)
+
+    def _note(
+        self,
+        planned: Mapping[str, Any],
+        call: _Call,
+        fate: Literal["trained", "context", "dropped"],
+        reason: str | None,
+        row: _Row | None = None,
+        start: int | None = None,
+    ) -> None:
+        """Add a call to the audit."""
+        facts: dict[str, Any] = {
+            "call_id": call.call_id,
+            "parent_call_id": planned["parent_call_id"],
+            "forked": planned["position"] == 0 and planned["parent_call_id"] is not None,
+        }
+        num_tokens = 0 if call.completion is None else len(call.completion.tokens)
+        rollout_id = None if row is None else row.rollout_id
+        self._audit.append(
+            AuditRow(**facts, fate=fate, reason=reason, num_tokens=num_tokens, rollout_id=rollout_id, start=start)
+        )
+        if call.undelivered:
+            self._audit.append(AuditRow(**facts, fate="dropped", reason="undelivered", num_tokens=call.undelivered))
+
+    def _scored_call(self) -> str | None:
+        """Return the call whose answer was scored: the one that the scorer named, else the last that was answered."""
+        if self._episode.result.scored_call_id is not None:
+            return self._episode.result.scored_call_id
+        answered = [row for row in self._plan if row["reason"] in (None, "unresolved")]
+        last = max(answered, key=self._ended_at, default=None)
+        return None if last is None else last["call_id"]
+
+    def _ended_at(self, planned: Mapping[str, Any]) -> tuple[Any, int]:
+        return self._calls[planned["attempt"], planned["call_id"]].values["ended_at"], planned["number"]
+
+    def _known(self) -> _Call | None:
+        """Return the first call of the attempt whose prompt is known, for an episode without any other."""
+        calls = (self._calls[planned["attempt"], planned["call_id"]] for planned in self._plan)
+        return next((call for call in calls if call.attempt == self._episode.attempt and call.prompt is not None), None)
+
+
+class _Rows:
+    """Makes the rollouts of one episode from its segments."""
+
+    def __init__(
+        self, episode: SealedEpisode, rows: Sequence[_Row], scored_call_id: str | None, known: _Call | None
+    ) -> None:
+        """known: a call whose prompt is that of the only row, if nothing can be trained on."""
+        self._episode, self._scored = episode, scored_call_id
+        self._rows = [row for row in rows if row.calls]
+        self._known = known
+        result = episode.result
+        self._is_cut = result.outcome == "expired" and result.reward is not None
+        self._error = None if result.outcome == "complete" or self._is_cut else result.error or _ENDED[result.outcome]
+        if self._error is None and not self._rows:
+            self._error = "no call of the episode can be trained on; the view call_audit says why"
+
+    def rollouts(self) -> list[Rollout]:
+        """Return the rows; one without a response if no call counts; none if no prompt is known either."""
+        if self._rows:
+            return [self._rollout(row) for row in self._rows]
+        if self._known is None or self._known.prompt is None:
+            return []
+        builder = RowBuilder()
+        builder.add_context(self._known.prompt)
+        rollout_id = _id("rollout", self._episode.episode_id, str(self._episode.attempt), self._known.call_id)
+        return [self._rollout(_Row(rollout_id, builder, 0, None))]
+
+    def _rollout(self, row: _Row) -> Rollout:
+        episode, result = self._episode, self._episode.result
+        transcript = row.builder.transcript(row.parent_segment_index)
+        completions = [(span, _completion_of(call)) for call, span in zip(row.calls, row.spans, strict=True)]
+        rewards = self._token_rewards(row, len(transcript.response_tokens))
+        steps = _agent_steps(row, self._scored)
+        last = row.calls[-1] if row.calls else self._known
+        assert last is not None
+        first = row.calls[0] if row.calls else last
+        messages = (*last.messages, *([last.answer] if row.calls and last.answer else []))
+        columns = {
+            **self._identity(first),
+            **version_columns(completions, first.values["policy_version"] or 0),
+            "rollout_id": row.rollout_id,
+            "trajectory_id": self._rows[0].rollout_id if self._rows else row.rollout_id,
+            "columns": {**transcript.columns, "token_rewards": rewards},
+            "capture": min((call.values["capture"] for call in row.calls), key=CAPTURES_BY_RANK.index, default=None),
+            "segment_index": row.number,
+            "parent_segment_index": row.parent_segment_index,
+            "num_turns": len(steps),
+            "episode_reward": None if self._error is not None else result.reward,
+            "reward_components": result.reward_components,
+            "correct": None if self._error is not None else result.correct,
+            "terminated": self._error is None and not self._is_cut,
+            "truncated": self._is_cut,
+            "truncation_reason": "time_limit" if self._is_cut else None,
+            "finish_reason": completions[-1][1].finish_reason if completions else None,
+            "incomplete_completion": any(completion.finish_reason == "length" for _, completion in completions),
+            "error": self._error,
+            "agent_steps": steps,
+            "environment_steps": self._environment_steps(row, steps),
+            "messages": messages,
+            "metadata": self._metadata(row),
+        }
+        return Rollout(**{**columns, **episode.columns})
+
+    def _identity(self, first: _Call) -> dict[str, Any]:
+        """Return the columns that follow from the episode's facts, and from the sampling of a row's first call."""
+        facts, values = self._episode.facts, first.values
+        episode_id = self._episode.episode_id
+        return {
+            "episode_id": episode_id,
+            "group_id": facts.group_id or _id("group", episode_id),
+            "group_index": facts.group_index,
+            "group_size": facts.group_size,
+            "request_index": -1 - facts.group_index if facts.request_index is None else facts.request_index,
+            "env_name": facts.env_name,
+            "env_example_id": facts.env_example_id or episode_id,
+            "purpose": facts.purpose,
+            "seed": self._episode.seed,
+            "model": values["model"],
+            "engine": values["engine"],
+            "temperature": values["temperature"],
+            "top_p": values["top_p"],
+            "top_k": values["top_k"],
+            "max_tokens": values["max_tokens"],
+        }
+
+    def _scored_in(self, row: _Row) -> int | None:
+        """Return the index of the scored call in a row; the episode's last call if the scored one is in no row."""
+        places = {call.call_id: (each, index) for each in self._rows for index, call in enumerate(each.calls)}
+        found = places.get(self._scored or "")
+        if found is None and self._rows:
+            found = max(places.values(), key=lambda place: place[0].calls[place[1]].call_id)
+        return found[1] if found is not None and found[0] is row else None
+
+    def _token_rewards(self, row: _Row, length: int) -> np.ndarray:
+        """Return (length,) float32: the reward at the last token of the scored call."""
+        rewards = np.zeros(length, np.float32)
+        reward, index = self._episode.result.reward, self._scored_in(row)
+        if reward is not None and index is not None and self._error is None:
+            rewards[row.spans[index].end - 1] = np.clip(reward, -LARGEST_REWARD, LARGEST_REWARD)
+        return rewards
+
+    def _environment_steps(self, row: _Row, steps: Sequence[AgentStep]) -> tuple[EnvironmentStep, ...]:
+        """Return the step that scores the episode's answer, in the row that has the answer."""
+        index = self._scored_in(row)
+        if index is None or row.calls[index].call_id != self._scored:
+            return ()
+        step = EnvironmentStep(
+            turn=0,
+            agent_steps=(index,),
+            observation=None,
+            action=steps[index].action,
+            next_observation=None,
+            reward=None if self._error is not None else self._episode.result.reward,
+            terminated=self._error is None and not self._is_cut,
+            truncated=self._is_cut,
+            info={"truncation_reason": "time_limit"} if self._is_cut else {},
+        )
+        return (step,)
+
+    def _metadata(self, row: _Row) -> dict[str, str]:
+        ids = [call.call_id for call in row.calls]
+        parents = {call.values["declared_parent"]: None for call in row.calls if call.values["declared_parent"]}
+        gateways = {call.values["worker_id"]: None for call in row.calls}
+        awaits = self._error is None and self._episode.result.reward is None
+        found = {
+            "gateway": " ".join(gateways),
+            "attempt": str(self._episode.attempt),
+            "call_ids": " ".join(ids[:MOST_CALL_IDS]),
+            "scored_call_id": self._scored or "",
+            "declared_parents": " ".join(parents)[:MOST_HINT_CHARACTERS],
+            AWAITS_SCORE: POSTED if awaits else "",
+        }
+        return {name: text for name, text in found.items() if text}
+
+
+_ENDED = {
+    "failed": "the agent failed",
+    "given_up": "the episode was given up",
+    "expired": "the episode's time was over before it was sealed",
+}
+"""Error of the rows of an episode that ended so, if no other is known."""
+MOST_HINT_CHARACTERS = 400
+"""Maximum characters of what clients' headers say, in the metadata of a row."""
+
+
+def _completion_of(call: _Call) -> Completion:
+    assert call.completion is not None
+    return call.completion
+
+
+def _agent_steps(row: _Row, scored_call_id: str | None) -> tuple[AgentStep, ...]:
+    """Return one step for each call: `env` for the scored answer, `external` for those that the agent itself used."""
+    results = {m.tool_call_id: m.content for call in row.calls for m in call.messages if m.tool_call_id is not None}
+    steps = []
+    for turn, (call, span) in enumerate(zip(row.calls, row.spans, strict=True)):
+        answer = call.answer or Message(role="assistant", content="")
+        is_scored = call.call_id == scored_call_id
+        tools: tuple[ToolCall, ...] = tuple(
+            replace(each, result=results.get(each.id, each.result)) for each in answer.tool_calls
+        )
+        steps.append(
+            AgentStep(
+                turn=turn,
+                action_target="env" if is_scored else "external",
+                start=span.start,
+                end=span.end,
+                finish_reason=_completion_of(call).finish_reason,
+                action=answer.content if is_scored else None,
+                tool_calls=tools,
+            )
+        )
+    return tuple(steps)
+
+
+def _id(*parts: str) -> str:
+    return str(uuid.uuid5(NAMESPACE, "/".join(part.replace("/", "//") for part in parts)))
