@@ -1,7 +1,6 @@
 """Rows of agents' model calls as a gateway appends them, and episodes of several calls, each extending the last one."""
 
 import asyncio
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -72,11 +71,11 @@ def conversation(episode_id: str = "e", num_calls: int = 3) -> Iterator[list[Row
 
 
 def store(root: Root, life: Life, episodes: Sequence[Sequence[Sequence[Row]]]) -> None:
-    """Append the calls of episodes, one call after the other; each append is a file."""
+    """Append the calls of episodes, one after the other; each call is a file."""
 
     async def append() -> None:
         async with CallLog(root, life) as log:
-            for calls in zip(*episodes, strict=True):
+            for calls in episodes:
                 for rows in calls:
                     await log.append(*rows)
 
@@ -84,7 +83,7 @@ def store(root: Root, life: Life, episodes: Sequence[Sequence[Sequence[Row]]]) -
 
 
 def store_episodes(root: Root, *episode_ids: str, num_calls: int = 3, seal: bool = True) -> str:
-    """Store sealed episodes of a life that has ended, call by call in turn, and return the life's worker_id."""
+    """Store sealed episodes of a life that has ended, one after the other, and return the life's worker_id."""
     with held_life(root) as life:
         claims = [claimed(life, episode_id) for episode_id in episode_ids]
         store(root, life, [list(conversation(episode_id, num_calls)) for episode_id in episode_ids])
@@ -92,6 +91,3 @@ def store_episodes(root: Root, *episode_ids: str, num_calls: int = 3, seal: bool
             seal_episode(life, claim, end="complete", reward=0.5)
     return life.worker_id
 
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -13,7 +13,7 @@ from tiny_runs import create_root
 import ludic
 from ludic.records import conform
 from ludic.root import Root, claim_life, held_life, seal_episode
-from ludic.root.catalogue import CALLS
+from ludic.root.catalogue import CALLS, SequenceName
 from ludic.root.maintenance.compaction import compact
 from ludic.root.maintenance.expiry import expire
 from ludic.root.maintenance.expiry_rule import ExpiryRule
@@ -28,52 +28,62 @@ def root(tmp_path: Path) -> Root:
     return create_root(str(tmp_path / "run"), "tiny")
 
 
-def changed(root: Root, sequence: int, change: Callable[[list[dict[str, Any]]], Any]) -> None:
-    """Change the rows of a life's file in place, as a person or a bug might, with sound digests of its bytes."""
-    found = CALLS.listed(root)[sequence]
+Change = Callable[[list[dict[str, Any]]], Any]
+
+
+def changed(root: Root, name: str, change: Change) -> None:
+    """Change the rows of a file in place, as a person or a bug might, with sound digests of its bytes."""
+    found = CALLS.parse(name)
+    assert found is not None
     table = read_table(root, CALLS, found)
     rows = table.to_pylist()
     change(rows)
-    root.put(CALLS.name(found), encode_plain(conform(pa.Table.from_pylist(rows, table.schema), "calls")))
+    root.put(name, encode_plain(conform(pa.Table.from_pylist(rows, table.schema), "calls")))
 
 
 def other_token(rows: list[dict[str, Any]]) -> None:
     rows[1]["response_tokens"][0] += 1
 
 
-CHANGES: Mapping[str, tuple[int, Callable[[list[dict[str, Any]]], Any], set[str]]] = {
-    # Call 0 is the base of call 1, and that of call 2: each says that it, or what it extends, was changed.
-    "a sampled token": (
-        0,
-        other_token,
-        {"does not match its digest, so it was changed", "does not match the digest of its chain"},
-    ),
-    "a text": (1, lambda rows: rows[1]["answer"][0].update(content="no"), {"does not match its digest"}),
-    "a base that is lost": (1, lambda rows: rows.pop(), {"is missing, which another one extends", "call_id"}),
-    "a base that is too short": (
-        2,
-        lambda rows: rows[1].update(base_length=99),
-        {"does not match its digest", "extends 99 tokens of call"},
-    ),
-    "a prompt that is lost": (0, lambda rows: rows[1].update(tools_digest="c" * 64), {f"prompts/{'c' * 64}.json"}),
-    "another life's episode": (0, lambda rows: rows[0].update(episode_id="other"), {"episode_id other"}),
-    "two answers": (0, lambda rows: rows.append({**rows[1], "call_digest": "d" * 64}), {"num_answers 2"}),
+CHANGES: Mapping[str, tuple[int, Change, set[str]]] = {
+    # Each episode has three calls, a file each, of intent and answer; call 1 extends call 0, and call 2 extends call 1.
+    "token": (0, other_token, {"does not match its digest, so it was changed", "the digest of its chain, so a call"}),
+    "text": (1, lambda rows: rows[1]["answer"][0].update(content="no"), {"does not match its digest"}),
+    "lost": (1, lambda rows: rows.pop(), {"is missing, which another one extends"}),
+    "short": (2, lambda rows: rows[1].update(base_length=99), {"does not match its digest", "extends 99 tokens of"}),
+    "prompt": (0, lambda rows: rows[1].update(tools_digest="c" * 64), {f"prompts/{'c' * 64}.json is missing"}),
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_verify_names_what_was_changed(root: Root, name: str) -> None:
-    store_episodes(root, "e")
-    sequence, change, wanted = CHANGES[name]
-    changed(root, sequence, change)
-    problems = [finding.problem for finding in check_root(root).findings]
-    assert {each for each in wanted if any(each in problem for problem in problems)} == wanted, problems
+@pytest.mark.slow
+def test_verify_names_what_was_changed(root: Root) -> None:
+    episodes = (*CHANGES, "claimed")
+    worker_id = store_episodes(root, *episodes)
+    names = {
+        (episode_id, number): CALLS.name(SequenceName(worker_id, 3 * index + number))
+        for index, episode_id in enumerate(episodes)
+        for number in range(3)
+    }
+    for episode_id, (number, change, _) in CHANGES.items():
+        changed(root, names[episode_id, number], change)
+    changed(root, names["claimed", 0], lambda rows: rows[0].update(episode_id="other"))
+    changed(root, names["claimed", 1], lambda rows: rows.append({**rows[1], "call_digest": "d" * 64}))
+    found = check_root(root).findings
+    for episode_id, (_, _, wanted) in CHANGES.items():
+        problems = [each.problem for each in found if f"episode {episode_id}, attempt 1: " in each.problem]
+        assert {each for each in wanted if any(each in problem for problem in problems)} == wanted, problems
+    by_check = {each.check: each.problem for each in found if each.check != "call"}
+    assert by_check.keys() == {"lost_calls", "unclaimed_calls", "doubled_calls"}
+    assert by_check["lost_calls"].startswith("episode_id lost, attempt 1, call_id ")
+    assert by_check["unclaimed_calls"] == f"episode_id other, attempt 1, worker_id {worker_id}, num_calls 1"
+    assert by_check["doubled_calls"].endswith("episode_id claimed, num_answers 2")
 
 
+@pytest.mark.slow
 def test_files_of_lives_that_are_over_are_merged_and_read_the_same(root: Root) -> None:
     store_episodes(root, "a", "b")
     store_episodes(root, "c")
-    with held_life(root) as alive:
+    with held_life(root, lease_s=0.3) as alive:
         claimed(alive, "d")
         store(root, alive, [list(conversation("d"))])
         before = read_all_calls(root)
@@ -90,6 +100,7 @@ def test_files_of_lives_that_are_over_are_merged_and_read_the_same(root: Root) -
     assert ludic.open(root.url).sql(answers).rows() == [(each, 3, 6) for each in "abcd"]
 
 
+@pytest.mark.slow
 def test_whole_episodes_that_are_over_expire(root: Root) -> None:
     old = datetime.now(UTC) - timedelta(days=9)
     with held_life(root) as life:
