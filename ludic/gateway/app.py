@@ -349,7 +349,9 @@ class GatewayApp:
 class _HeldBackStream(Response):
     """A stream that opens before the answer is complete."""
 
-    def __init__(self, task: "asyncio.Future[Answer]", call: CallRequest, module: DialectModule, keep_alive_s: float) -> None:
+    def __init__(
+        self, task: "asyncio.Future[Answer]", call: CallRequest, module: DialectModule, keep_alive_s: float
+    ) -> None:
         super().__init__(media_type=_EVENTS, headers=_UNCACHED)
         del self.headers["content-length"]
         self._task, self._call, self._module, self._keep_alive_s = task, call, module, keep_alive_s

@@ -9,7 +9,7 @@ import hashlib
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from types import MappingProxyType
@@ -96,6 +96,8 @@ Prompts = Mapping[str, Any]
 
 
 NO_PROMPTS: Prompts = MappingProxyType({})
+MakeTokens = Callable[[Sequence["ReadCall"], Prompts], None]
+"""Gives prompt and completion to calls of capture `text`; see ludic.gateway.text_calls."""
 
 
 def assemble(calls: pa.Table, episode: SealedEpisode, prompts: Prompts = NO_PROMPTS) -> list[Rollout]:
@@ -104,17 +106,23 @@ def assemble(calls: pa.Table, episode: SealedEpisode, prompts: Prompts = NO_PROM
 
 
 def assemble_episodes(
-    calls: pa.Table, episodes: Sequence[SealedEpisode], prompts: Prompts = NO_PROMPTS
+    calls: pa.Table,
+    episodes: Sequence[SealedEpisode],
+    prompts: Prompts = NO_PROMPTS,
+    make_tokens: MakeTokens | None = None,
 ) -> list[Assembly]:
     """Return the rows and the audit of each episode.
 
     calls: rows of the table calls, of any attempts of these episodes; those of other attempts than the episode's are
-    marked in the audit, and in no row. Raises QueryError, SchemaError.
+    marked in the audit, and in no row. make_tokens: None leaves calls of capture `text` out of the rows. Raises
+    QueryError, SchemaError.
     """
     current = {episode.episode_id: episode.attempt for episode in episodes}
     read = _read_calls(calls, prompts)
+    if make_tokens is not None:
+        make_tokens(read, prompts)
     plan = plan_calls(_calls_to_plan(read, current), _prefixes(read))
-    planned: defaultdict[str, list[tuple[PlannedCall, _Call]]] = defaultdict(list)
+    planned: defaultdict[str, list[tuple[PlannedCall, ReadCall]]] = defaultdict(list)
     for row, call in zip(plan, read, strict=True):
         planned[call.episode_id].append((row, call))
     return [_Stitcher(episode, planned[episode.episode_id], read).assembly() for episode in episodes]
@@ -124,7 +132,7 @@ def assemble_episodes(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Call:
+class ReadCall:
     """One stored call: its answer, else its failure, else its intent."""
 
     number: int
@@ -148,7 +156,8 @@ class _Call:
 
     @property
     def is_text(self) -> bool:
-        return self.values["capture"] == "text"
+        """True if it has no tokens."""
+        return self.values["capture"] == "text" and self.prompt is None
 
     @property
     def has_whole(self) -> bool:
@@ -166,7 +175,7 @@ class _Call:
 _LISTS = ("messages", "hints", "treated", "stop", "weight_versions", "new_prompt_tokens", "undelivered_tokens")
 
 
-def _read_calls(table: pa.Table, prompts: Prompts) -> list[_Call]:
+def _read_calls(table: pa.Table, prompts: Prompts) -> list[ReadCall]:
     """Return the calls of a table, in the order in which they began, with prompts and messages whole."""
     arrays = [name for name in array_columns() if name in table.column_names]
     rows = plain_rows(table.drop_columns([*_LISTS, *arrays]))
@@ -183,7 +192,7 @@ def _read_calls(table: pa.Table, prompts: Prompts) -> list[_Call]:
         call_id, is_call = row["call_id"], row["event"] == "call"
         own = tokens[index] if is_call else None
         calls.append(
-            _Call(
+            ReadCall(
                 number=number,
                 **{name: row[name] for name in ("episode_id", "attempt", "call_id", "event")},
                 values=row,
@@ -256,7 +265,7 @@ def _completion(
     )
 
 
-def _calls_to_plan(calls: Sequence[_Call], current: Mapping[str, int]) -> pa.Table:
+def _calls_to_plan(calls: Sequence[ReadCall], current: Mapping[str, int]) -> pa.Table:
     """Return CALLS_TO_PLAN. current: the attempt that counts, by episode."""
     scopes = _scopes(calls)
     rows = [
@@ -270,7 +279,7 @@ def _calls_to_plan(calls: Sequence[_Call], current: Mapping[str, int]) -> pa.Tab
     return table_of(rows, CALLS_TO_PLAN)
 
 
-def _scopes(calls: Sequence[_Call]) -> dict[tuple[str, int], int]:
+def _scopes(calls: Sequence[ReadCall]) -> dict[tuple[str, int], int]:
     """Return a number of each attempt at an episode."""
     attempts = dict.fromkeys((call.episode_id, call.attempt) for call in calls)
     return {attempt: scope for scope, attempt in enumerate(attempts)}
@@ -279,10 +288,10 @@ def _scopes(calls: Sequence[_Call]) -> dict[tuple[str, int], int]:
 # --- Digests of beginnings ----------------------------------------------------------------------------------
 
 
-def _prefixes(calls: Sequence[_Call]) -> pa.Table:
+def _prefixes(calls: Sequence[ReadCall]) -> pa.Table:
     """Return PREFIXES: digests of each call's prompt at each length at which a call of its episode ends."""
     scopes = _scopes(calls)
-    of_unit: defaultdict[tuple[int, str], list[_Call]] = defaultdict(list)
+    of_unit: defaultdict[tuple[int, str], list[ReadCall]] = defaultdict(list)
     for call in calls:
         if call.has_whole:
             of_unit[scopes[call.episode_id, call.attempt], "messages" if call.is_text else "tokens"].append(call)
@@ -298,7 +307,7 @@ def _prefixes(calls: Sequence[_Call]) -> pa.Table:
 _Units = np.ndarray | list[bytes]
 
 
-def _parts(call: _Call) -> tuple[_Units, _Units]:
+def _parts(call: ReadCall) -> tuple[_Units, _Units]:
     """Return the units of a call's prompt and of its completion: tokens, or digests of messages."""
     if call.is_text:
         answer = [] if call.answer is None else [_message_digest(call.answer)]
@@ -354,7 +363,7 @@ class _Row:
     number: int
     """segment_index."""
     parent_segment_index: int | None
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[ReadCall] = field(default_factory=list)
     spans: list[Any] = field(default_factory=list)
     """CompletionSpan of each call."""
 
@@ -363,7 +372,7 @@ class _Stitcher:
     """Makes the rows of one episode from its plan."""
 
     def __init__(
-        self, episode: SealedEpisode, planned: Sequence[tuple[PlannedCall, _Call]], calls: Sequence[_Call]
+        self, episode: SealedEpisode, planned: Sequence[tuple[PlannedCall, ReadCall]], calls: Sequence[ReadCall]
     ) -> None:
         """planned: the calls of the episode, in order. calls: all calls, by their numbers."""
         self._episode, self._planned, self._calls = episode, planned, calls
@@ -388,7 +397,7 @@ class _Stitcher:
         rows = _Rows(self._episode, [*self._rows.values()], self._scored_call(), self._known())
         return Assembly(rows.rollouts(), self._audit)
 
-    def _begin(self, planned: PlannedCall, call: _Call) -> _Row:
+    def _begin(self, planned: PlannedCall, call: ReadCall) -> _Row:
         """Return the row of a segment, for its first call."""
         prompt = call.prompt
         assert prompt is not None
@@ -399,7 +408,7 @@ class _Stitcher:
         number = len(self._rows)
         return _Row(rollout_id, RowBuilder(number), number, None if parent is None else parent.number)
 
-    def _add(self, planned: PlannedCall, call: _Call, row: _Row) -> None:
+    def _add(self, planned: PlannedCall, call: ReadCall, row: _Row) -> None:
         assert call.prompt is not None
         assert call.completion is not None
         assert row.builder.is_extended_by(call.prompt), f"{call.call_id} does not extend its segment"
@@ -417,7 +426,7 @@ class _Stitcher:
     def _note(
         self,
         planned: PlannedCall,
-        call: _Call,
+        call: ReadCall,
         fate: Literal["trained", "context", "dropped"],
         reason: str | None,
         row: _Row | None = None,
@@ -445,7 +454,7 @@ class _Stitcher:
         last = max(answered, key=lambda call: (call.values["ended_at"], call.number), default=None)
         return None if last is None else last.call_id
 
-    def _known(self) -> _Call | None:
+    def _known(self) -> ReadCall | None:
         """Return the first call of the attempt whose prompt is known, for an episode without any other."""
         mine = (call for _, call in self._planned if call.attempt == self._episode.attempt)
         return next((call for call in mine if call.prompt is not None), None)
@@ -455,7 +464,7 @@ class _Rows:
     """Makes the rollouts of one episode from its segments."""
 
     def __init__(
-        self, episode: SealedEpisode, rows: Sequence[_Row], scored_call_id: str | None, known: _Call | None
+        self, episode: SealedEpisode, rows: Sequence[_Row], scored_call_id: str | None, known: ReadCall | None
     ) -> None:
         """known: a call whose prompt is that of the only row, if nothing can be trained on."""
         self._episode, self._scored = episode, scored_call_id
@@ -514,7 +523,7 @@ class _Rows:
         }
         return Rollout(**{**columns, **episode.columns})
 
-    def _identity(self, first: _Call) -> dict[str, Any]:
+    def _identity(self, first: ReadCall) -> dict[str, Any]:
         """Return the columns that follow from the episode's facts, and from the sampling of a row's first call."""
         facts, values = self._episode.facts, first.values
         episode_id = self._episode.episode_id
@@ -596,7 +605,7 @@ MOST_HINT_CHARACTERS = 400
 """Maximum characters of what clients' headers say, in the metadata of a row."""
 
 
-def _completion_of(call: _Call) -> Completion:
+def _completion_of(call: ReadCall) -> Completion:
     assert call.completion is not None
     return call.completion
 
