@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import convert
 
-from ludic.agents import RowBuilder, version_columns
+from ludic.agents import CompletionSpan, RowBuilder, version_columns
 from ludic.engines import Completion
 from ludic.gateway.episodes import EpisodeFacts, EpisodeResult
 from ludic.records import (
@@ -46,8 +46,6 @@ POSTED = "posted"
 """Name of the scorer whose scores are posted after an episode has ended."""
 CAPTURES_BY_RANK: Sequence[Capture] = ("text", "ids", "trainer", "sampler")
 """A row has the lowest level of its calls."""
-MOST_CALL_IDS = 4096
-"""Maximum ids of calls in the metadata of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,8 +362,10 @@ class _Row:
     """segment_index."""
     parent_segment_index: int | None
     calls: list[ReadCall] = field(default_factory=list)
-    spans: list[Any] = field(default_factory=list)
-    """CompletionSpan of each call."""
+    spans: list[CompletionSpan] = field(default_factory=list)
+    """Of each call."""
+    context: list[str] = field(default_factory=list)
+    """Calls whose completions it holds with mask 0."""
 
 
 class _Stitcher:
@@ -417,6 +417,7 @@ class _Stitcher:
             span = row.builder.add_completion(call.completion.tokens, call.completion.columns)
         except ValueError:  # its arrays have another shape than those of the calls before it
             row.builder.add_context(call.completion.tokens)
+            row.context.append(call.call_id)
             self._note(planned, call, "context", "unfit", row)
             return
         row.calls.append(call)
@@ -580,14 +581,14 @@ class _Rows:
         return (step,)
 
     def _metadata(self, row: _Row) -> dict[str, str]:
-        ids = [call.call_id for call in row.calls]
         parents = {call.values["declared_parent"]: None for call in row.calls if call.values["declared_parent"]}
         gateways = {call.values["worker_id"]: None for call in row.calls}
         awaits = self._error is None and self._episode.result.reward is None
         found = {
             "gateway": " ".join(gateways),
             "attempt": str(self._episode.attempt),
-            "call_ids": " ".join(ids[:MOST_CALL_IDS]),
+            "call_ids": " ".join(call.call_id for call in row.calls),  # one for each agent step
+            "context_call_ids": " ".join(row.context),
             "scored_call_id": self._scored or "",
             "declared_parents": " ".join(parents)[:MOST_HINT_CHARACTERS],
             AWAITS_SCORE: POSTED if awaits else "",

@@ -100,3 +100,16 @@ def store(life: Life, number: int, calls: Calls, *, sealed: bool = True, **facts
     assert put_table(life.root, CALLS, SequenceName(life.worker_id, number), calls.table())
     if sealed:
         seal_episode(life, claim, **{"end": "complete", **end})
+
+
+def store_group(life: Life, number: int, rewards: dict[str, float | None]) -> None:
+    """Store a group of three episodes, `rewards` by name; the first makes three rows: a fork, and a new context."""
+    for index, (name, reward) in enumerate(rewards.items()):
+        calls = Calls(name)
+        first = calls.add([1, 2], [3])
+        calls.add([*whole(first), 4], [5, 6])
+        if index == 0:
+            calls.add([*whole(first), 7], [8])
+            calls.add([9], [10, 11])
+        facts = {"group_id": f"group {number}", "group_index": index, "group_size": len(rewards)}
+        store(life, 10 * number + index, calls, reward=reward, **facts)
