@@ -8,7 +8,7 @@ Messages are compared without these. All else must be equal. Pure; no I/O.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from ludic.agents import split_thinking
 from ludic.base import read_json
 from ludic.gateway.calls import StoredCall
 from ludic.records import Message
+from ludic.root.rows import prompt_digest
 
 Comparable = tuple[str, ...]
 """A message as it is compared."""
@@ -65,16 +66,15 @@ class Conversation:
         Of several the one of which most messages are equal to these in each detail, such as the ids of tool calls; of
         equals the last of `earlier`.
         """
-        best: list[StoredCall] = []
-        most = 0
+        beginnings: dict[int, list[StoredCall]] = {}
         for call in earlier:
             number, digest = _end(call)
-            if most <= number < len(self._digests) and self._digests[number] == digest and self._has_thinking(call):
-                best = [*(best if number == most else ()), call]
-                most = number
-        if len(best) < 2:
-            return best[0] if best else None
-        return max(enumerate(best), key=lambda each: (self._num_equal(each[1]), each[0]))[1]
+            if number < len(self._digests) and self._digests[number] == digest:
+                beginnings.setdefault(number, []).append(call)
+        for number in sorted(beginnings, reverse=True):
+            if best := [call for call in beginnings[number] if self._has_thinking(call)]:
+                return max(enumerate(best), key=lambda each: (self._num_equal(each[1]), each[0]))[1]
+        return None
 
     def _has_thinking(self, call: StoredCall) -> bool:
         pairs = zip(self.messages, (*call.messages, call.answer), strict=False)
@@ -84,9 +84,11 @@ class Conversation:
         return sum(one == other for one, other in zip(self.messages, (*call.messages, call.answer), strict=False))
 
 
-def longest_known(messages: Sequence[Message], earlier: Iterable[StoredCall]) -> StoredCall | None:
-    """Return the call that messages continue, as `Conversation.longest_known` does."""
-    return Conversation(messages).longest_known(earlier)
+def longest_known(messages: Sequence[Message], earlier: Iterable[StoredCall]) -> tuple[StoredCall, int] | None:
+    """Return the call that messages continue, as `Conversation.longest_known` does, and the number of known
+    messages."""
+    known = Conversation(messages).longest_known(earlier)
+    return None if known is None else (known, len(known.messages) + 1)
 
 
 def _end(call: StoredCall) -> tuple[int, bytes]:
@@ -150,7 +152,5 @@ def _as_in_javascript(value: Any) -> Any:
 
 
 def tools_digest(tools: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the SHA-256 of the tools of a call, hexadecimal; None without tools."""
-    if not tools:
-        return None
-    return sha256(json.dumps([dict(tool) for tool in tools], sort_keys=True).encode()).hexdigest()
+    """Return the digest under which the tools of a call are stored; None without tools."""
+    return prompt_digest(tools) if tools else None

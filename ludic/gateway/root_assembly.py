@@ -123,6 +123,7 @@ def sealed_episode(claim: EpisodeClaim) -> SealedEpisode:
             scored_call_id=claim.scored_call_id,
         ),
         columns=claim.facts,
+        left_behind=claim.left_behind,
     )
 
 

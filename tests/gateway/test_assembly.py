@@ -243,3 +243,17 @@ def test_text_calls_are_matched_by_what_clients_do_not_change():
     found = assembled(calls, reward=1.0)
     assert [(row.parent_call_id, row.reason) for row in found.audit] == [(None, "text"), ("e-000", "text")]
     assert found.rollouts == []
+
+
+def test_calls_that_a_replay_left_behind_are_in_no_row_and_rival_none():
+    calls = Calls()
+    first = calls.add([1], [2])
+    left = [calls.add([1, 2, 3], [4], request_digest="same"), calls.add([1, 2, 3, 4, 5], [6])]
+    again = [calls.add([1, 2, 7], [8]), calls.add([1, 2, 3], [9], request_digest="same")]
+    ids = [row["call_id"] for row in left]
+    (found,) = assemble_episodes(calls.table(), [SealedEpisode(episode_id="e", result=DONE, left_behind=ids)])
+    assert {row.call_id: row.reason for row in found.audit} == {
+        **{row["call_id"]: None for row in (first, *again)},
+        **dict.fromkeys(ids, "earlier_attempt"),
+    }
+    assert [row.response_tokens.tolist() for row in found.rollouts] == [[2, 7, 8], [9]]
