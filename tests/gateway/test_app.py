@@ -176,7 +176,9 @@ def test_no_path_leaves_its_episode(server: ServedGateway, folder: Path, path: s
     episode = server.open_episode()
     before = sorted(folder.rglob("*"))
     target = path.replace("{id}", episode.episode_id)
-    head = f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {episode.key}\r\nConnection: close\r\n\r\n"
+    head = (
+        f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {episode.key}\r\nConnection: close\r\n\r\n"
+    )
     found = raw(server, head.encode())
     assert found.split(b" ")[1] in (b"404", b"401"), found
     assert sorted(folder.rglob("*")) == before
@@ -198,9 +200,10 @@ def test_a_slow_client_is_answered_408_or_cut(server: ServedGateway) -> None:
     episode = server.open_episode()
     head = f"POST {episode.base_url.removeprefix(server.url)}/v1/messages HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as body, socket.create_connection(
-        (host, int(port)), timeout=5
-    ) as headers:
+    with (
+        socket.create_connection((host, int(port)), timeout=5) as body,
+        socket.create_connection((host, int(port)), timeout=5) as headers,
+    ):
         body.sendall(f"{head}Authorization: Bearer {episode.key}\r\nContent-Length: 100\r\n\r\n{{".encode())
         headers.sendall(head.encode())
         found = body.recv(1 << 16)
@@ -322,9 +325,7 @@ def test_models_and_counts_are_no_calls(server: ServedGateway) -> None:
     assert num_calls(server) == before
 
 
-def test_keys_are_in_no_file_and_no_log(
-    server: ServedGateway, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keys_are_in_no_file_and_no_log(server: ServedGateway, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         episode = server.open_episode()
         headers = {**episode.headers, "session-token": episode.key, "x-session-id": episode.key}
