@@ -24,6 +24,7 @@ from .episodes import make_key as make_key
 from .gateway import Gateway as Gateway
 from .root_assembly import AssemblyReport as AssemblyReport
 from .root_assembly import assemble_root as assemble_root
+from .root_assembly import post_score as post_score
 from .root_assembly import post_scores as post_scores
 from .root_assembly import sealed_episode as sealed_episode
 from .server import new_loop as new_loop

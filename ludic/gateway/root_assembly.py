@@ -17,15 +17,19 @@ import pyarrow.compute as pc
 from ludic.base import Track, untracked
 from ludic.errors import ConfigError, NameTakenError
 from ludic.gateway.assembly import POSTED, Assembly, MakeTokens, SealedEpisode, assemble_episodes
+from ludic.gateway.calls import refused
 from ludic.gateway.episodes import EpisodeFacts, EpisodeResult
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata, find_problems
 from ludic.root import (
     GATEWAYS,
     EpisodeClaim,
+    Life,
     LivesWatch,
     Root,
+    change_episode,
     episode_claims,
     held_life,
+    newest_episode_claim,
     seal_episode,
     take_over,
 )
@@ -52,7 +56,7 @@ class AssemblyReport:
     num_tokens: Mapping[str, int]
     """Sampled tokens of the episodes that were assembled now, by fate: `trained`, or the reason why they are not."""
     num_scores: int = 0
-    """Episodes whose scores came after their rows, and are stored in scores/ now."""
+    """Rows whose scores came after them, and are stored in scores/ now."""
     left: Mapping[str, str]
     """Why an episode was left out, by its name."""
 
@@ -272,6 +276,38 @@ def _tokens_by_fate(assemblies: Iterable[Assembly]) -> Counter[str]:
 # --- Posted scores ---------------------------------------------------------------------------------------------
 
 
+def post_score(life: Life, episode_id: str, attempt: int, result: EpisodeResult) -> int:
+    """Store the score of a sealed episode, and return the number of its rows that have it now.
+
+    Rows that are assembled later have it as their reward. Raises RefusedCallError: not_found; invalid for an open
+    episode; sealed for one that has a score since it was sealed; elsewhere if another gateway has it, and lives.
+    """
+    claim = newest_episode_claim(life.root, episode_id, attempt)
+    if claim is None:
+        raise refused("not_found", f"there is no attempt {attempt} at episode {episode_id[:200]!r}")
+    if claim.sealed_at is None:
+        raise refused("invalid", "the episode is open; post its score with its key, or seal it first")
+    if claim.scored_at is not None and claim.scored_at > claim.sealed_at:
+        raise refused("sealed", f"the episode has a score since it was sealed, {claim.reward}; the first one counts")
+    if claim.life != life.number:
+        if not LivesWatch(life.root).is_over(claim.life):
+            raise refused("elsewhere", "another gateway has the episode; post its score there")
+        taken = take_over(life, claim)
+        if taken is None:
+            raise refused("elsewhere", "another gateway took the episode over; try again")
+        claim = taken
+    claim = change_episode(
+        life,
+        claim,
+        reward=result.reward,
+        reward_components=dict(result.reward_components),
+        correct=result.correct,
+        scored_call_id=result.scored_call_id or claim.scored_call_id,
+        scored_at=datetime.now(UTC).isoformat(timespec="microseconds"),
+    )
+    return post_scores(life.root, [claim])
+
+
 _UNSCORED = """
 select rollouts.rollout_id, rollouts.episode_id
 from rollouts
@@ -285,7 +321,7 @@ order by rollout_id
 def post_scores(root: Root, claims: Sequence[EpisodeClaim]) -> int:
     """Store the rewards of claims that came after the rows of their episodes, as scores of the scorer `posted`.
 
-    Rows that have a posted score already, or that hold this reward, get none. Returns the number of episodes.
+    Rows that have a posted score already, or that hold this reward, get none. Returns the number of rows that got one.
     """
     rewards = {claim.episode_id: claim for claim in claims if claim.reward is not None}
     if not rewards:
@@ -307,4 +343,4 @@ def post_scores(root: Root, claims: Sequence[EpisodeClaim]) -> int:
                         "created_at": datetime.fromisoformat(claim.scored_at) if claim.scored_at else datetime.now(UTC),
                     }
                 )
-    return len({row["episode_id"] for row in rows})
+    return len(rows)

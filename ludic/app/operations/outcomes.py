@@ -257,7 +257,7 @@ class Assembled(Result):
     num_tokens: Mapping[str, int]
     """Sampled tokens of the episodes that were assembled now, by fate: `trained`, or the reason why they are not."""
     num_scores: int
-    """Episodes whose posted scores were stored now, after their rows."""
+    """Rows whose posted scores were stored now, after them."""
     left: Mapping[str, str]
     """Why an episode was left out, by its name."""
 
@@ -268,7 +268,7 @@ class Assembled(Result):
         if self.num_known:
             yield f"{plural(self.num_known, 'episode')} had rows already"
         if self.num_scores:
-            yield f"stored the posted scores of {plural(self.num_scores, 'episode')}"
+            yield f"stored the posted scores of {plural(self.num_scores, 'rollout')}"
         rows = [{"fate": fate, "num_tokens": num} for fate, num in self.num_tokens.items()]
         if rows:
             yield Frame("sampled tokens", rows, ("fate", "num_tokens"))

@@ -2,7 +2,8 @@
 -- grain: one row per call_id and fate | reads: model_calls, agent_episodes, rollouts, evals
 -- fate: trained, in a row with action_mask 1; context, in a row with mask 0; dropped, in none; waiting, not decided yet
 -- why: open (of an episode that is open), not_assembled (its episode has no rows yet), unfinished (its gateway died before
--- the answer was stored), failed, earlier_attempt, text (without token ids), empty, quarantined (a call that it extends is
+-- the answer was stored), failed, earlier_attempt (also of an
+-- earlier run of the agent in this attempt), text (without token ids), empty, quarantined (a call that it extends is
 -- missing), retry (another call with the same request was extended), unresolved (none of them was), unfit (its arrays
 -- differ in shape from those before it), undelivered (sampled behind the client's stop); unexplained: a mistake of ludic
 -- num_tokens: sampled tokens; start: of the first of them in response_tokens of the row
@@ -92,7 +93,12 @@ rivals as (
 ),
 
 attempts_of as (
-    select episode_id, attempt, is_open, attempt < max(attempt) over (partition by episode_id) as is_replaced
+    select
+        episode_id,
+        attempt,
+        is_open,
+        attempt < max(attempt) over (partition by episode_id) as is_replaced,
+        from_json(left_behind, '["varchar"]') as left_behind
     from agent_episodes
 ),
 
@@ -110,7 +116,7 @@ explained as (
             when context.call_id is not null then 'unfit'
             when calls.event = 'intent' then if(attempts_of.is_open, 'open', 'unfinished')
             when calls.event = 'failed' then 'failed'
-            when attempts_of.is_replaced then 'earlier_attempt'
+            when attempts_of.is_replaced or list_contains(left_behind, calls.call_id) then 'earlier_attempt'
             when attempts_of.is_open then 'open'
             when calls.episode_id not in (select episode_id from agent_rows) then 'not_assembled'
             when calls.response_tokens is null then 'text'
