@@ -26,7 +26,7 @@ from ludic.gateway.episode_calls import HeldCall
 from ludic.gateway.episodes import OpenEpisode
 from ludic.gateway.matching import tools_digest
 from ludic.records import Message, Row, WeightSpan, plain_rows
-from ludic.root.rows import whole_messages, whole_prompts
+from ludic.root.rows import stored_rows, to_calls_table, whole_messages, whole_prompts
 
 PATHS: Mapping[str, str] = {
     "chat": "/v1/chat/completions",
@@ -203,6 +203,14 @@ def sampled_answer(work: Work, row: Row, sampled: Sampled, message: Message) -> 
         token_texts=sampled.token_texts if has_logprobs else None,
         token_logprobs=completion.logprobs if has_logprobs and completion is not None else None,
     )
+
+
+def calls_table(run_id: str, worker_id: str, found: pa.Table | None, rows: Sequence[Row]) -> pa.Table:
+    """Return rows of calls as they are stored, after those that were found stored."""
+    stamp = {"run_id": run_id, "worker_id": worker_id}
+    made, _ = stored_rows([{"created_at": row["ended_at"], **row, **stamp} for row in rows])
+    table = to_calls_table(made)
+    return table if found is None else pa.concat_tables([found, table])
 
 
 # --- From rows ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 from ludic.gateway.calls import Answer, Caller, CallRequest, StoredCall, refused
 from ludic.gateway.dialects import continued
 from ludic.gateway.episodes import CallCounts
-from ludic.records import Message, new_id
+from ludic.records import Message, Row, new_id
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -51,8 +51,16 @@ class HeldCall:
 class EpisodeCalls:
     """The calls of one episode."""
 
-    def __init__(self, found: Sequence[HeldCall] = (), *, is_replay: bool = False) -> None:
-        """found: calls of earlier lives, in the order of their arrival. is_replay: the agent was started again, too."""
+    def __init__(
+        self, found: Sequence[HeldCall] = (), *, is_replay: bool = False, rows: "list[Row] | None" = None
+    ) -> None:
+        """found: calls of earlier lives, in the order of their arrival. is_replay: the agent was started again, too.
+
+        rows: gets the rows of calls that were answered or failed; None keeps none.
+        """
+        self.rows = rows
+        self.last_answer: Message | None = None
+        """The answer that came last."""
         self.counts = CallCounts()
         self.left_behind: tuple[str, ...] = ()
         """call_ids of stored calls that a replay did not reach."""
@@ -132,6 +140,7 @@ class EpisodeCalls:
         call.idempotency_key = caller.idempotency_key
         self._add(call)
         if call.state == "stored" and call.answer is not None:
+            self.last_answer = call.answer.message
             self._show(call)
             self.counts = replace(
                 self.counts,
@@ -158,8 +167,13 @@ class EpisodeCalls:
 
     def finish(self, call: HeldCall, stored: StoredCall, answer: Answer, extends: str | None) -> None:
         """Keep a call that was sampled, once it is stored."""
-        call.stored, call.answer, call.extends, call.state, call.row = stored, answer, extends, "stored", None
+        row, call.row = call.row, None
+        call.stored, call.answer, call.extends, call.state = stored, answer, extends, "stored"
+        self.last_answer = answer.message
         self._show(call)
+        if self.rows is not None and row is not None:
+            # With the shared tokens, so that a conversation of n turns takes linear memory.
+            self.rows.append({**row, "prompt_tokens": call.stored.prompt_tokens})
         self.counts = replace(
             self.counts,
             num_calls=self.counts.num_calls + 1,

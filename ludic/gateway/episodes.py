@@ -2,14 +2,17 @@
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ludic.base import RECORDED_ENV
-from ludic.records import Purpose
+from ludic.records import Purpose, Row
 from ludic.root import EpisodeEndKind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,10 @@ class OpenEpisode:
     result: EpisodeResult | None = None
     """None while it is open."""
     counts: CallCounts = CallCounts()
+    rows: Sequence[Row] = field(default=(), repr=False)
+    """Rows of the calls of this life, once it is sealed, if the gateway keeps them."""
+    found_rows: "pa.Table | None" = field(default=None, repr=False)
+    """The same of earlier lives, as they are stored."""
 
 
 def make_key() -> str:

@@ -12,12 +12,15 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
+
 from ludic.agents import derive_seed
 from ludic.engines import SamplingParams
 from ludic.errors import FencedError, InvalidBatchError, LudicError, StoreError, one_line
 from ludic.gateway.call_rows import (
     Work,
     call_row,
+    calls_table,
     failed_row,
     intent_row,
     sampled_answer,
@@ -29,6 +32,7 @@ from ludic.gateway.config import GatewaySettings
 from ludic.gateway.episode_calls import EpisodeCalls, HeldCall
 from ludic.gateway.episodes import CallCounts, EpisodeFacts, EpisodeResult, OpenEpisode
 from ludic.gateway.held_episodes import RETRY_S, Held, HeldEpisodes
+from ludic.records import Message
 from ludic.root import Life, Root
 from ludic.root.rows import CallLog
 from ludic.settings import in_thread
@@ -43,14 +47,26 @@ class Gateway:
     """
 
     def __init__(
-        self, root: Root, life: Life, backend: Backend, settings: GatewaySettings, sampling: SamplingParams
+        self,
+        root: Root,
+        life: Life,
+        backend: Backend,
+        settings: GatewaySettings,
+        sampling: SamplingParams,
+        *,
+        keeps_rows: bool = False,
     ) -> None:
-        """life: of ludic.root.gateways.held_life. sampling: settings of the run, which clients can only shorten."""
+        """life: of ludic.root.gateways.held_life. sampling: settings of the run, which clients can only shorten.
+
+        keeps_rows: keep the rows of an episode's calls in memory until `calls_of` returns them.
+        """
         self.root, self.life, self.backend, self.settings, self.sampling = root, life, backend, settings, sampling
         self.engine_error: LudicError | None = None
         """The last error of the engine; it may need a new start."""
         self._log = CallLog(root, life)
-        self._episodes = HeldEpisodes(root, life, settings.max_episodes, settings.episode_timeout_s)
+        self._episodes = HeldEpisodes(
+            root, life, settings.max_episodes, settings.episode_timeout_s, keeps_rows=keeps_rows
+        )
         self._working: set[asyncio.Task[Answer]] = set()
         self._background: list[asyncio.Task[None]] = []
         self._is_stopping = False
@@ -111,6 +127,17 @@ class Gateway:
     def counts(self, episode: OpenEpisode) -> CallCounts:
         """Return the calls and tokens of an episode in this life of the gateway."""
         return self._episodes.counts(episode)
+
+    async def last_answer(self, episode: OpenEpisode) -> Message | None:
+        """Return the answer of an open episode that came last; None before the first. Raises RefusedCallError."""
+        return (await self._episodes.calls(await self._episodes.of(episode))).last_answer
+
+    def calls_of(self, episode: OpenEpisode) -> pa.Table:
+        """Return the calls of a sealed episode as they are stored, also those of earlier lives, without reading.
+
+        Only of a gateway that keeps rows.
+        """
+        return calls_table(self.root.run_id, self.life.worker_id, episode.found_rows, episode.rows)
 
     async def score(
         self,
@@ -199,6 +226,7 @@ class Gateway:
         work = Work(episode=held.episode, call=call, request=request, caller=caller, params=params, seed=seed)
         intent = asyncio.create_task(self._log.append(intent_row(work)))
         intent.add_done_callback(lambda task: task.cancelled() or task.exception())  # the call's row proves it
+        await asyncio.sleep(0)  # the log has it now; it acknowledges no later row before it
         began = None
         try:
             await self._episodes.leave_behind(held)
@@ -244,6 +272,8 @@ class Gateway:
         refusal = self._refusal(error)
         work.call.state, work.call.row, work.call.stored = "failed", None, None
         row = failed_row(work, self.backend, refusal, engine_s, calls.earlier)
+        if calls.rows is not None:
+            calls.rows.append(without_messages(row))
         try:
             try:
                 await self._log.append(without_messages(row) if isinstance(error, InvalidBatchError) else row)

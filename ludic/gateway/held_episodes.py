@@ -31,7 +31,7 @@ from ludic.gateway.episodes import (
     key_digest,
     make_key,
 )
-from ludic.records import LARGEST_REWARD, new_id
+from ludic.records import LARGEST_REWARD, Row, new_id
 from ludic.root import (
     GATEWAYS,
     EpisodeClaim,
@@ -56,8 +56,8 @@ Name = tuple[str, int]
 
 RETRY_S = 1.0
 """Seconds after which a client should repeat a refused request that may succeed later."""
-_LOAD_S = 1.0
-"""Seconds between two looks for the episodes of other lives: unknown keys wait for the next one."""
+_LOAD_SHARE = 0.1
+"""Maximum share of the time in which the claims of other lives are read, whatever unknown keys are tried."""
 _WATCH_S = 2.0
 _MOST_SEALED_KEYS = 100_000
 _MOST_CHARACTERS = 10_000
@@ -93,8 +93,9 @@ class Held:
 class HeldEpisodes:
     """The episodes of one life."""
 
-    def __init__(self, root: Root, life: Life, max_open: int, timeout_s: float) -> None:
-        """timeout_s: seconds after which an episode expires."""
+    def __init__(self, root: Root, life: Life, max_open: int, timeout_s: float, *, keeps_rows: bool = False) -> None:
+        """timeout_s: seconds after which an episode expires. keeps_rows: as of Gateway."""
+        self._keeps_rows = keeps_rows
         self._root, self._life, self._max_open, self._timeout_s = root, life, max_open, timeout_s
         self._held: dict[Name, Held] = {}
         self._by_key: dict[str, Name] = {}
@@ -106,7 +107,8 @@ class HeldEpisodes:
         self._num_opening = 0
         self._next_load: asyncio.Task[None] | None = None
         self._loading = asyncio.Lock()
-        self._loaded = -_LOAD_S
+        self._next_load_at = 0.0
+        """time.monotonic() from which on claims are read again."""
         self._lives = _OtherLives(root)
 
     @property
@@ -142,7 +144,7 @@ class HeldEpisodes:
             claim = await self._claim(name, seed, facts, key, expires_at)
         finally:
             self._num_opening -= 1
-        held = self._hold(claim, EpisodeCalls())
+        held = self._hold(claim, EpisodeCalls(rows=self._new_rows()))
         held.episode.key = key
         return held.episode
 
@@ -245,15 +247,17 @@ class HeldEpisodes:
 
     async def _read_claims(self) -> None:
         async with self._loading:
-            await asyncio.sleep(max(0.0, self._loaded + _LOAD_S - time.monotonic()))
+            await asyncio.sleep(max(0.0, self._next_load_at - time.monotonic()))
             self._next_load = None  # what is asked for from now on may be newer than this reading
+            began = time.monotonic()
             try:
                 claims = await in_thread(partial(open_episodes_of, self._root))
             except LudicError as error:
                 logger.error("the episodes of other gateways could not be read: %s", error)
                 return
             finally:
-                self._loaded = time.monotonic()
+                ended = time.monotonic()
+                self._next_load_at = ended + (ended - began) / _LOAD_SHARE
         named = {(claim.episode_id, claim.attempt): claim for claim in claims}
         self._others = {name: claim for name, claim in named.items() if name not in self._held}
         self._by_key.update({claim.key_digest: name for name, claim in self._others.items()})
@@ -302,8 +306,12 @@ class HeldEpisodes:
     async def _read_calls(self, held: Held) -> EpisodeCalls:
         rows, prompts = await in_thread(partial(_stored_calls, self._root, *held.name))
         found = [call for call in held_calls(rows, prompts) if call.call_id not in held.claim.left_behind]
-        held.calls = EpisodeCalls(found, is_replay=held.is_replay)
+        held.calls = EpisodeCalls(found, is_replay=held.is_replay, rows=self._new_rows())
+        held.episode.found_rows = rows if self._keeps_rows else None
         return held.calls
+
+    def _new_rows(self) -> list[Row] | None:
+        return [] if self._keeps_rows else None
 
     # --- Change ---
 
@@ -333,7 +341,7 @@ class HeldEpisodes:
             raise
         episode.result = result
         if held.calls is not None:
-            episode.counts = held.calls.counts
+            episode.counts, episode.rows = held.calls.counts, held.calls.rows or ()
         self._held.pop(held.name, None)
         self._remember_sealed(held.claim.key_digest, held.name)
 

@@ -66,16 +66,15 @@ class Conversation:
         Of several the one of which most messages are equal to these in each detail, such as the ids of tool calls; of
         equals the last of `earlier`.
         """
-        best: list[StoredCall] = []
-        most = 0
+        beginnings: dict[int, list[StoredCall]] = {}
         for call in earlier:
             number, digest = _end(call)
-            if most <= number < len(self._digests) and self._digests[number] == digest and self._has_thinking(call):
-                best = [*(best if number == most else ()), call]
-                most = number
-        if len(best) < 2:
-            return best[0] if best else None
-        return max(enumerate(best), key=lambda each: (self._num_equal(each[1]), each[0]))[1]
+            if number < len(self._digests) and self._digests[number] == digest:
+                beginnings.setdefault(number, []).append(call)
+        for number in sorted(beginnings, reverse=True):
+            if best := [call for call in beginnings[number] if self._has_thinking(call)]:
+                return max(enumerate(best), key=lambda each: (self._num_equal(each[1]), each[0]))[1]
+        return None
 
     def _has_thinking(self, call: StoredCall) -> bool:
         pairs = zip(self.messages, (*call.messages, call.answer), strict=False)
@@ -85,9 +84,11 @@ class Conversation:
         return sum(one == other for one, other in zip(self.messages, (*call.messages, call.answer), strict=False))
 
 
-def longest_known(messages: Sequence[Message], earlier: Iterable[StoredCall]) -> StoredCall | None:
-    """Return the call that messages continue, as `Conversation.longest_known` does."""
-    return Conversation(messages).longest_known(earlier)
+def longest_known(messages: Sequence[Message], earlier: Iterable[StoredCall]) -> tuple[StoredCall, int] | None:
+    """Return the call that messages continue, as `Conversation.longest_known` does, and the number of known
+    messages."""
+    known = Conversation(messages).longest_known(earlier)
+    return None if known is None else (known, len(known.messages) + 1)
 
 
 def _end(call: StoredCall) -> tuple[int, bytes]:
