@@ -24,6 +24,8 @@ HARMLESS = frozenset({
     "logprobs", "phase", "provider_specific_fields", "signature", "status",
 })  # fmt: skip
 """Fields of messages and parts that say nothing to the model; CallRequest.asked counts them."""
+_NEUTRAL: Mapping[str, Any] = {"defer_loading": False, "allowed_callers": ["direct"]}
+"""Fields of tools, with the values at which they change nothing."""
 
 
 def wrong(name: str, value: Any, wanted: str, *, reason: Refusal = "invalid") -> RefusedCallError:
@@ -250,8 +252,8 @@ def function_tool(fields: Fields, tool: Any, at: str, known: Collection[str]) ->
     for each in ("parameters", "input_schema"):
         if each in known and not isinstance(tool.get(each), dict | None):
             raise wrong(f"{at}.{each}", tool[each], "a JSON schema, which is an object")
-    shown = known_fields(fields, tool, {"name", "description", *known}, at)
-    return read_tools([shown])[0]
+    asking = {name: value for name, value in tool.items() if name not in _NEUTRAL or value != _NEUTRAL[name]}
+    return read_tools([known_fields(fields, asking, {"name", "description", *known}, at)])[0]
 
 
 def known_fields(fields: Fields, value: Mapping[str, Any], known: Collection[str], at: str) -> dict[str, Any]:
