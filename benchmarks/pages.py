@@ -26,9 +26,9 @@ from benchmarks.s3_server import BUCKET, s3_server
 from benchmarks.stores import make_store
 from ludic.app.show.web.answering import Answering
 from ludic.app.show.web.pages import PAGES
-from ludic.app.show.web.security import TOKEN, Guard, host_names
+from ludic.app.show.web.security import TOKEN, Guard
 from ludic.app.show.web.site import Site
-from ludic.base import CACHE_VARIABLE
+from ludic.base import CACHE_VARIABLE, host_names
 from ludic.root import Root, start_attempt
 from ludic.root.rows import RolloutReader, write_ledger
 from ludic.root.sql import Planner

@@ -10,11 +10,13 @@ from .delegation import SubAgent as SubAgent
 from .delegation import delegate_schema as delegate_schema
 from .delegation import helper as helper
 from .delegation import make_sub_agents as make_sub_agents
+from .episode import Episode as Episode
 from .episode import make_protocol as make_protocol
 from .episode import run_episode as run_episode
 from .episode import single_agent as single_agent
 from .episode_agent import token_at as token_at
 from .parsers import make_parser as make_parser
+from .requests import ENGINE_ERRORS as ENGINE_ERRORS
 from .requests import Ending as Ending
 from .requests import EpisodeFailedError as EpisodeFailedError
 from .requests import EpisodeLimits as EpisodeLimits
@@ -33,6 +35,7 @@ from .tools.registry import check_tools as check_tools
 from .tools.registry import environment_tools as environment_tools
 from .tools.registry import make_tools as make_tools
 from .tools.toolbox import Toolbox as Toolbox
+from .trajectory import stored_wanted as stored_wanted
 from .trajectory import version_columns as version_columns
 from .transcript import NO_ARRAYS as NO_ARRAYS
 from .transcript import CompletionSpan as CompletionSpan

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from reprlib import repr as shown
 from typing import Any, SupportsFloat
 
@@ -162,6 +163,14 @@ async def score_task(held: HeldEnvironment, agent_id: str, task: str, answer: st
     with fails_the_episode():
         score = to_score(await held.call("score_task", agent_id, task, answer), "score_task")
         return checked(transition_of(score), len(answer), "score_task")
+
+
+async def score_folder(held: HeldEnvironment, example: Example, folder: Path) -> Transition:
+    """Return the score of an agent's working folder as the transition that ends the episode. Raises
+    EpisodeFailedError."""
+    with fails_the_episode():
+        score = to_score(await held.call("score_folder", _own(example), folder), "score_folder")
+        return checked(transition_of(score), 0, "score_folder")
 
 
 async def score_group(held: HeldEnvironment, example: Example, answers: Sequence[GroupAnswer]) -> list[Transition]:

@@ -296,7 +296,7 @@ class TrajectoryRecorder:
             "request_index": request.request_index,
             "env_name": request.env_name,
             "env_example_id": request.example.example_id,
-            "wanted": _stored_wanted(request.example.wanted) if key.depth == 0 else None,
+            "wanted": stored_wanted(request.example.wanted) if key.depth == 0 else None,
             "example_columns": request.example_columns,
             "purpose": request.purpose,
             "model": self._model,
@@ -309,7 +309,8 @@ class TrajectoryRecorder:
         }
 
 
-def _stored_wanted(wanted: str | None) -> str | None:
+def stored_wanted(wanted: str | None) -> str | None:
+    """Return the beginning of a wanted answer, which each row stores."""
     return None if wanted is None else shortened(wanted, MOST_WANTED_CHARACTERS)[0]
 
 

@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from reprlib import repr as shown
 from typing import Any, Literal, Protocol, SupportsFloat, TypeVar, runtime_checkable
 
@@ -263,6 +264,18 @@ class GroupScorer(Protocol):
         ...
 
 
+@runtime_checkable
+class FolderScorer(Protocol):
+    """Environment that scores what an agent with a working folder left in it (docs/gateway.md), not its final text."""
+
+    def score_folder(self, example: Example, folder: Path) -> Score | float | Awaitable[Score | float]:
+        """Return the score of the folder, which is deleted afterwards.
+
+        The agent may have written anything: links that lead elsewhere, large files, names that are not text.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """Environments of another package, named PREFIX/NAME."""
@@ -279,7 +292,7 @@ class Family:
 
 # --- The arguments that each method gets -----------------------------------------------------------------
 
-_OPTIONAL = (ToolRunner, TaskScorer, GroupScorer)
+_OPTIONAL = (ToolRunner, TaskScorer, GroupScorer, FolderScorer)
 
 
 def methods_of(protocol: type) -> list[str]:

@@ -14,7 +14,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -41,6 +41,7 @@ from ludic.eval.suite import labelled
 from ludic.models import load_tokenizer
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.rollouts import EngineCalls, FailureLog, Finished, RunEpisode, Scheduler, episodes_of_run, open_code
+from ludic.rollouts import opened as opened_episodes
 from ludic.root import EvaluationRecord, Root, is_questions
 from ludic.root.rows import (
     BlockClaims,
@@ -306,8 +307,9 @@ class _Stream:
         """Sample this block and all that can be claimed, or until stopped; complete blocks are stored in any case."""
         columns, in_flight = self._sampler.root.extra_columns, self._sampler.in_flight
         self._scheduler = Scheduler(self._play, {}, columns, in_flight=in_flight, calls=self._calls)
+        self._stack = AsyncExitStack()
         try:
-            self._begin(first)
+            await self._begin(first)
             while not self._sampler.stop.is_set():
                 # One block per round, so that complete blocks are stored even if users' code blocks the loop.
                 has_begun = await self._begin_block()
@@ -318,6 +320,7 @@ class _Stream:
             self._log_what_is_lost()
         finally:
             await self._scheduler.close()
+            await self._stack.aclose()
             await self._store_rest()
             self._claiming_thread.close()
             self._storing_thread.close()
@@ -332,16 +335,23 @@ class _Stream:
         if block is None:
             self._next_poll_at = clock() + _until_next_poll_s()
             return False
-        self._begin(block)
+        await self._begin(block)
         return True
 
-    def _begin(self, block: _Block) -> None:
+    async def _begin(self, block: _Block) -> None:
         opened = block.opened
         opened.environments.restart()
         if opened.environments not in self._run_episode:
-            self._run_episode[opened.environments] = episodes_of_run(
-                opened.plan.run, self._agent, timeout_s=opened.config.episode_timeout_s, files=opened.files
+            run_episode = episodes_of_run(
+                opened.plan.run,
+                self._agent,
+                timeout_s=opened.config.episode_timeout_s,
+                files=opened.files,
+                root=self._sampler.root,
+                params=opened.plan.params,
             )
+            await self._stack.enter_async_context(opened_episodes(run_episode))
+            self._run_episode[opened.environments] = run_episode
         groups = dict(zip(self._numbers, opened.plan.requests(block.samples), strict=False))
         block.numbers = tuple(groups)
         self._open |= dict.fromkeys(groups, block)

@@ -13,6 +13,7 @@ from .calls import StoredCall as StoredCall
 from .config import GatewaySettings as GatewaySettings
 from .config import HttpSettings as HttpSettings
 from .config import UpstreamSettings as UpstreamSettings
+from .conversation import EngineBackend as EngineBackend
 from .episodes import CallCounts as CallCounts
 from .episodes import EpisodeFacts as EpisodeFacts
 from .episodes import EpisodeResult as EpisodeResult

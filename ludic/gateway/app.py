@@ -206,10 +206,7 @@ class GatewayApp:
         await self._check_key(request, asked)
         body = await self._body(request, asked)
         call = DIALECTS["messages"].read(body, lenient=self._gateway.settings.lenient, names=self._model_names)
-        prompt = await self._gateway.backend.prepare(call, ())
-        if prompt.tokens is None:
-            raise refused("not_found", "the upstream server counts the tokens of a prompt with its answer alone")
-        return Response(count_tokens(len(prompt.tokens)), media_type=_JSON)
+        return Response(count_tokens(await self._gateway.backend.count(call)), media_type=_JSON)
 
     async def _models(self, request: Request) -> Response:
         await self._check_key(request, request.scope["asked"])

@@ -11,6 +11,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -37,7 +38,7 @@ from ludic.records import (
     plain_rows,
 )
 from ludic.root.rows import whole_columns, whole_messages, whole_prompts
-from ludic.root.sql import CALL_COLUMNS, PREFIXES, plan_calls
+from ludic.root.sql import CALLS_TO_PLAN, PREFIXES, PlannedCall, plan_calls, table_of
 
 NAMESPACE = uuid.UUID("0b9a2c1e-6f0d-5c36-9a53-2f1f5f2a4a41")
 """Of the ids of rows and groups, which follow from their calls."""
@@ -60,6 +61,8 @@ class SealedEpisode:
     result: EpisodeResult = field(default_factory=EpisodeResult)
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of its rows, such as wanted, example_columns and extra."""
+    left_behind: Collection[str] = ()
+    """call_ids that its claim names: of an earlier run of the agent, which the last one did not repeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +73,8 @@ class AuditRow:
     fate: Literal["trained", "context", "dropped"]
     """trained: in one row, with mask 1; context: in a row, with mask 0; dropped: in none."""
     reason: str | None
-    """Why it is not trained on: unfinished, failed, earlier_attempt, quarantined, empty, retry, unresolved, text,
-    unfit or undelivered."""
+    """Why it is not trained on: unfinished, failed, earlier_attempt (also an earlier run of the agent in this attempt),
+    quarantined, empty, retry, unresolved, text, unfit or undelivered."""
     num_tokens: int
     """Sampled tokens."""
     parent_call_id: str | None = None
@@ -110,19 +113,16 @@ def assemble_episodes(
     calls: rows of the table calls, of any attempts of these episodes; those of other attempts than the episode's are
     marked in the audit, and in no row. Raises QueryError, SchemaError.
     """
-    read = _read_calls(calls, prompts)
-    of_episode: defaultdict[str, list[_Call]] = defaultdict(list)
-    for call in read:
-        of_episode[call.episode_id].append(call)
     current = {episode.episode_id: episode.attempt for episode in episodes}
-    plan = plan_calls(_events(calls, read, current), _prefixes(read))
-    planned: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in plan.to_pylist():
-        planned[row["episode_id"]].append(row)
-    return [
-        _Stitcher(episode, planned[episode.episode_id], of_episode[episode.episode_id]).assembly()
-        for episode in episodes
-    ]
+    read = _read_calls(calls, prompts)
+    left_behind = {call_id for episode in episodes for call_id in episode.left_behind}
+    for call in read:
+        call.is_left_behind = call.call_id in left_behind
+    plan = plan_calls(_calls_to_plan(read, current), _prefixes(read))
+    planned: defaultdict[str, list[tuple[PlannedCall, _Call]]] = defaultdict(list)
+    for row, call in zip(plan, read, strict=True):
+        planned[call.episode_id].append((row, call))
+    return [_Stitcher(episode, planned[episode.episode_id], read).assembly() for episode in episodes]
 
 
 # --- Stored calls -----------------------------------------------------------------------------------------
@@ -130,8 +130,10 @@ def assemble_episodes(
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """One stored event of a call."""
+    """One stored call: its answer, else its failure, else its intent."""
 
+    number: int
+    """Index in the order in which calls began."""
     episode_id: str
     attempt: int
     call_id: str
@@ -148,6 +150,13 @@ class _Call:
     """Number of sampled tokens that were not delivered."""
     is_sound: bool = False
     """True if all calls that it extends are there."""
+    is_left_behind: bool = False
+    """True if it is of an earlier run of the agent, which the last one did not repeat."""
+
+    @property
+    def run(self) -> tuple[str, int, bool]:
+        """Identifies the run of the agent; calls of different runs are never compared."""
+        return self.episode_id, self.attempt, self.is_left_behind
 
     @property
     def is_text(self) -> bool:
@@ -170,7 +179,7 @@ _LISTS = ("messages", "hints", "treated", "stop", "weight_versions", "new_prompt
 
 
 def _read_calls(table: pa.Table, prompts: Prompts) -> list[_Call]:
-    """Return the events of a table of calls, with prompts and messages whole."""
+    """Return the calls of a table, in the order in which they began, with prompts and messages whole."""
     arrays = [name for name in array_columns() if name in table.column_names]
     rows = plain_rows(table.drop_columns([*_LISTS, *arrays]))
     sound = table.filter(pa.array(_are_sound(table, rows), pa.bool_()))
@@ -181,22 +190,39 @@ def _read_calls(table: pa.Table, prompts: Prompts) -> list[_Call]:
     undelivered = table["undelivered_tokens"].combine_chunks().value_lengths().fill_null(0).to_pylist()
     versions = column_values(table, "weight_versions")
     calls = []
-    for index, row in enumerate(rows):
+    for number, index in enumerate(_one_a_call(rows)):
+        row = rows[index]
         call_id, is_call = row["call_id"], row["event"] == "call"
         own = tokens[index] if is_call else None
         calls.append(
             _Call(
+                number=number,
                 **{name: row[name] for name in ("episode_id", "attempt", "call_id", "event")},
                 values=row,
-                messages=messages.get(call_id, ()) if is_call else (),
+                messages=messages.get(call_id, ()),
                 answer=convert(row["answer"][0], Message) if row["answer"] else None,
-                prompt=whole.get(call_id) if is_call else None,
+                prompt=whole.get(call_id),
                 completion=None if own is None else _completion(row, own, columns.get(call_id, {}), versions[index]),
                 undelivered=undelivered[index],
                 is_sound=call_id in messages or call_id in whole,
             )
         )
     return calls
+
+
+def _one_a_call(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the index of the row that counts for each call, in the order in which the calls began."""
+    of_call: dict[tuple[str, int, str], int] = {}
+    for index in sorted(range(len(rows)), key=lambda index: _EVENTS.index(rows[index]["event"])):
+        row = rows[index]
+        of_call.setdefault((row["episode_id"], row["attempt"], row["call_id"]), index)
+    return sorted(
+        of_call.values(),
+        key=lambda index: (rows[index]["began_at"] or rows[index]["created_at"], rows[index]["call_id"]),
+    )
+
+
+_EVENTS = ("call", "failed", "intent")
 
 
 def _are_sound(table: pa.Table, rows: Sequence[Mapping[str, Any]]) -> list[bool]:
@@ -207,10 +233,14 @@ def _are_sound(table: pa.Table, rows: Sequence[Mapping[str, Any]]) -> list[bool]
         for row, length in zip(rows, lengths, strict=True)
         if row["event"] == "call"
     }
-    waiting = [row for row in rows if row["event"] == "call"]
+    waiting = sorted((row for row in rows if row["event"] == "call"), key=itemgetter("call_id"))
     sound: set[str] = set()
-    while ready := [row for row in waiting if _extends(row, sound, ends)]:
-        sound.update(row["call_id"] for row in ready)
+    num_waiting = len(waiting) + 1
+    while len(waiting) < num_waiting:  # once, unless the clocks of two gateways differ
+        num_waiting = len(waiting)
+        for row in waiting:
+            if _extends(row, sound, ends):
+                sound.add(row["call_id"])
         waiting = [row for row in waiting if row["call_id"] not in sound]
     return [row["call_id"] in sound for row in rows]
 
@@ -238,17 +268,24 @@ def _completion(
     )
 
 
-def _events(table: pa.Table, calls: Sequence[_Call], current: Mapping[str, int]) -> pa.Table:
-    """Return the rows that plan.sql reads as call_events."""
-    table = table.select(CALL_COLUMNS)
-    found = {
-        "is_current": pa.array([current.get(call.episode_id) == call.attempt for call in calls], pa.bool_()),
-        "has_whole": pa.array([call.has_whole for call in calls], pa.bool_()),
-        "num_sampled": pa.array([call.num_sampled for call in calls], pa.int64()),
-    }
-    for name, values in found.items():
-        table = table.append_column(name, values)
-    return table
+def _calls_to_plan(calls: Sequence[_Call], current: Mapping[str, int]) -> pa.Table:
+    """Return CALLS_TO_PLAN. current: the attempt that counts, by episode."""
+    scopes = _scopes(calls)
+    rows = [
+        (
+            *(scopes[call.run], call.number, call.call_id, call.event),
+            *(call.values[name] for name in ("request_digest", "idempotency_digest", "retry_of")),
+            current.get(call.episode_id) == call.attempt and not call.is_left_behind,
+            *(call.has_whole, call.num_sampled),
+        )
+        for call in calls
+    ]
+    return table_of(rows, CALLS_TO_PLAN)
+
+
+def _scopes(calls: Sequence[_Call]) -> dict[tuple[str, int, bool], int]:
+    """Return a number of each run of an agent."""
+    return {run: scope for scope, run in enumerate(dict.fromkeys(call.run for call in calls))}
 
 
 # --- Digests of beginnings ----------------------------------------------------------------------------------
@@ -256,21 +293,18 @@ def _events(table: pa.Table, calls: Sequence[_Call], current: Mapping[str, int])
 
 def _prefixes(calls: Sequence[_Call]) -> pa.Table:
     """Return PREFIXES: digests of each call's prompt at each length at which a call of its episode ends."""
-    of_unit: defaultdict[tuple[str, int, str], list[_Call]] = defaultdict(list)
+    scopes = _scopes(calls)
+    of_unit: defaultdict[tuple[int, str], list[_Call]] = defaultdict(list)
     for call in calls:
-        if call.event == "call" and call.has_whole:
-            of_unit[call.episode_id, call.attempt, "messages" if call.is_text else "tokens"].append(call)
-    columns: list[list[Any]] = [[] for _ in PREFIXES]
-    for (episode_id, attempt, unit), some in of_unit.items():
+        if call.has_whole:
+            of_unit[scopes[call.run], "messages" if call.is_text else "tokens"].append(call)
+    rows: list[tuple[Any, ...]] = []
+    for (scope, unit), some in of_unit.items():
         parts = [_parts(call) for call in some]
         ends = sorted({len(prompt) + len(rest) for prompt, rest in parts})
         for call, (prompt, rest) in zip(some, parts, strict=True):
-            for length, digest, is_whole in _digests(prompt, rest, ends):
-                row = (episode_id, attempt, call.call_id, unit, length, digest, is_whole)
-                for column, value in zip(columns, row, strict=True):
-                    column.append(value)
-    arrays = [pa.array(values, each.type) for values, each in zip(columns, PREFIXES, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=PREFIXES)
+            rows += [(scope, call.number, unit, *found) for found in _digests(prompt, rest, ends)]
+    return table_of(rows, PREFIXES)
 
 
 _Units = np.ndarray | list[bytes]
@@ -340,47 +374,44 @@ class _Row:
 class _Stitcher:
     """Makes the rows of one episode from its plan."""
 
-    def __init__(self, episode: SealedEpisode, plan: Sequence[Mapping[str, Any]], calls: Sequence[_Call]) -> None:
-        """plan: rows of plan.sql, in order. calls: of all attempts."""
-        self._episode, self._plan = episode, plan
-        ranks = {"call": 0, "failed": 1, "intent": 2}
-        self._calls: dict[tuple[int, str], _Call] = {}
-        for call in sorted(calls, key=lambda call: ranks.get(call.event, 3)):
-            self._calls.setdefault((call.attempt, call.call_id), call)
-        self._rows: dict[str, _Row] = {}
-        """By the first call of the segment."""
-        self._row_of: dict[str, _Row] = {}
-        """By call."""
+    def __init__(
+        self, episode: SealedEpisode, planned: Sequence[tuple[PlannedCall, _Call]], calls: Sequence[_Call]
+    ) -> None:
+        """planned: the calls of the episode, in order. calls: all calls, by their numbers."""
+        self._episode, self._planned, self._calls = episode, planned, calls
+        self._rows: dict[int, _Row] = {}
+        """By number of the segment's first call."""
+        self._row_of: dict[int, _Row] = {}
+        """By number of a call."""
         self._audit: list[AuditRow] = []
 
     def assembly(self) -> Assembly:
         """Return the rows and the audit."""
-        for planned in self._plan:
-            call = self._calls[planned["attempt"], planned["call_id"]]
-            reason = "text" if planned["reason"] is None and call.is_text else planned["reason"]
+        for planned, call in self._planned:
+            reason = "text" if planned.reason is None and call.is_text else planned.reason
             if reason is not None:
                 self._note(planned, call, "dropped", reason)
                 continue
-            first = planned["segment_call_id"]
-            if first not in self._rows:
-                self._rows[first] = self._begin(planned, call)
-            self._row_of[call.call_id] = self._rows[first]
-            self._add(planned, call, self._rows[first])
+            assert planned.segment is not None
+            if planned.segment == call.number:
+                self._rows[call.number] = self._begin(planned, call)
+            row = self._row_of[call.number] = self._rows[planned.segment]
+            self._add(planned, call, row)
         rows = _Rows(self._episode, [*self._rows.values()], self._scored_call(), self._known())
         return Assembly(rows.rollouts(), self._audit)
 
-    def _begin(self, planned: Mapping[str, Any], call: _Call) -> _Row:
+    def _begin(self, planned: PlannedCall, call: _Call) -> _Row:
         """Return the row of a segment, for its first call."""
         prompt = call.prompt
         assert prompt is not None
-        parent = self._row_of.get(planned["parent_call_id"])
+        parent = None if planned.parent is None else self._row_of[planned.parent]
         if parent is None and self._rows:
             parent = max(self._rows.values(), key=lambda row: row.builder.num_common_tokens(prompt))
         rollout_id = _id("rollout", self._episode.episode_id, str(self._episode.attempt), call.call_id)
         number = len(self._rows)
         return _Row(rollout_id, RowBuilder(number), number, None if parent is None else parent.number)
 
-    def _add(self, planned: Mapping[str, Any], call: _Call, row: _Row) -> None:
+    def _add(self, planned: PlannedCall, call: _Call, row: _Row) -> None:
         assert call.prompt is not None
         assert call.completion is not None
         assert row.builder.is_extended_by(call.prompt), f"{call.call_id} does not extend its segment"
@@ -397,7 +428,7 @@ class _Stitcher:
 
     def _note(
         self,
-        planned: Mapping[str, Any],
+        planned: PlannedCall,
         call: _Call,
         fate: Literal["trained", "context", "dropped"],
         reason: str | None,
@@ -407,8 +438,8 @@ class _Stitcher:
         """Add a call to the audit."""
         facts: dict[str, Any] = {
             "call_id": call.call_id,
-            "parent_call_id": planned["parent_call_id"],
-            "forked": planned["position"] == 0 and planned["parent_call_id"] is not None,
+            "parent_call_id": None if planned.parent is None else self._calls[planned.parent].call_id,
+            "forked": planned.parent is not None and planned.segment == planned.number,
         }
         num_tokens = 0 if call.completion is None else len(call.completion.tokens)
         rollout_id = None if row is None else row.rollout_id
@@ -422,17 +453,14 @@ class _Stitcher:
         """Return the call whose answer was scored: the one that the scorer named, else the last that was answered."""
         if self._episode.result.scored_call_id is not None:
             return self._episode.result.scored_call_id
-        answered = [row for row in self._plan if row["reason"] in (None, "unresolved")]
-        last = max(answered, key=self._ended_at, default=None)
-        return None if last is None else last["call_id"]
-
-    def _ended_at(self, planned: Mapping[str, Any]) -> tuple[Any, int]:
-        return self._calls[planned["attempt"], planned["call_id"]].values["ended_at"], planned["number"]
+        answered = [call for planned, call in self._planned if planned.reason in (None, "unresolved")]
+        last = max(answered, key=lambda call: (call.values["ended_at"], call.number), default=None)
+        return None if last is None else last.call_id
 
     def _known(self) -> _Call | None:
         """Return the first call of the attempt whose prompt is known, for an episode without any other."""
-        calls = (self._calls[planned["attempt"], planned["call_id"]] for planned in self._plan)
-        return next((call for call in calls if call.attempt == self._episode.attempt and call.prompt is not None), None)
+        mine = (call for _, call in self._planned if call.attempt == self._episode.attempt)
+        return next((call for call in mine if call.prompt is not None), None)
 
 
 class _Rows:

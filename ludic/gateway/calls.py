@@ -95,9 +95,6 @@ class CallRequest:
     """Send usage in a stream of `chat`."""
     previous_id: str | None = None
     """call_id of the earlier call that `previous_response_id` names; its messages and answer come before `messages`."""
-    has_instructions: bool = False
-    """The first message is the `instructions` of `responses`; with previous_id they replace the first system message of
-    the earlier call."""
     treated: tuple[str, ...] = ()
     """Fields that --lenient treats as auto, tools that it leaves out, and `model` if it was unknown."""
     asks_logprobs: bool = False
@@ -232,4 +229,9 @@ class Backend(Protocol):
 
     async def sample(self, request: CallRequest, prompt: Prompt, params: SamplingParams, seed: int) -> Sampled:
         """Sample the answer. params: of the run, shortened by the client. Raises RefusedCallError, EngineError."""
+        ...
+
+    async def count(self, request: CallRequest) -> int:
+        """Return the number of prompt tokens of a call that extends no other. Raises RefusedCallError, also if only the
+        answer of an upstream server tells them."""
         ...

@@ -6,15 +6,16 @@ answers of its earlier run, as long as it asks what it asked then. Pure; no I/O,
 
 import asyncio
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from ludic.gateway.calls import Answer, Caller, CallRequest, StoredCall, refused
+from ludic.gateway.dialects import continued
 from ludic.gateway.episodes import CallCounts
-from ludic.records import Message, new_id
+from ludic.records import Message, Row, new_id
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -31,8 +32,9 @@ class HeldCall:
     """Highest retry count of the requests that it answers."""
     retry_of: str | None = None
     """call_id of the failed or unfinished call that it repeats."""
-    state: Literal["running", "stored", "failed", "unfinished"] = "running"
-    """unfinished: its intent is stored by a life of the gateway that has ended."""
+    state: Literal["running", "unstored", "stored", "failed", "unfinished"] = "running"
+    """unstored: it was sampled, and its row could not be stored yet. unfinished: its intent was stored by a life of the
+    gateway that has ended."""
     work: asyncio.Task[Answer] | None = None
     """Samples and stores it; None for a call of an earlier life."""
     was_answered: bool = False
@@ -42,13 +44,23 @@ class HeldCall:
     """Both once it is stored."""
     extends: str | None = None
     """call_id of the call with which its prompt begins."""
+    row: Mapping[str, Any] | None = None
+    """Its row while it is unstored."""
 
 
 class EpisodeCalls:
     """The calls of one episode."""
 
-    def __init__(self, found: Sequence[HeldCall] = (), *, is_replay: bool = False) -> None:
-        """found: calls of earlier lives, in the order of their arrival. is_replay: the agent was started again, too."""
+    def __init__(
+        self, found: Sequence[HeldCall] = (), *, is_replay: bool = False, rows: "list[Row] | None" = None
+    ) -> None:
+        """found: calls of earlier lives, in the order of their arrival. is_replay: the agent was started again, too.
+
+        rows: gets the rows of calls that were answered or failed; None keeps none.
+        """
+        self.rows = rows
+        self.last_answer: Message | None = None
+        """The answer that came last."""
         self.counts = CallCounts()
         self.left_behind: tuple[str, ...] = ()
         """call_ids of stored calls that a replay did not reach."""
@@ -79,6 +91,10 @@ class EpisodeCalls:
     def earlier(self) -> list[StoredCall]:
         """The stored calls that a new one may extend, in the order of their arrival."""
         return [call.stored for call in self._stored if call.stored is not None]
+
+    def has(self, call_id: str) -> bool:
+        """Return whether a call was answered in this episode."""
+        return call_id in self._by_id and self._by_id[call_id].state == "stored"
 
     @property
     def is_replaying(self) -> bool:
@@ -124,6 +140,7 @@ class EpisodeCalls:
         call.idempotency_key = caller.idempotency_key
         self._add(call)
         if call.state == "stored" and call.answer is not None:
+            self.last_answer = call.answer.message
             self._show(call)
             self.counts = replace(
                 self.counts,
@@ -150,8 +167,13 @@ class EpisodeCalls:
 
     def finish(self, call: HeldCall, stored: StoredCall, answer: Answer, extends: str | None) -> None:
         """Keep a call that was sampled, once it is stored."""
+        row, call.row = call.row, None
         call.stored, call.answer, call.extends, call.state = stored, answer, extends, "stored"
+        self.last_answer = answer.message
         self._show(call)
+        if self.rows is not None and row is not None:
+            # With the shared tokens, so that a conversation of n turns takes linear memory.
+            self.rows.append({**row, "prompt_tokens": call.stored.prompt_tokens})
         self.counts = replace(
             self.counts,
             num_calls=self.counts.num_calls + 1,
@@ -161,21 +183,15 @@ class EpisodeCalls:
     def with_earlier(self, request: CallRequest) -> CallRequest:
         """Return a request with the messages and the answer of the call that it names before its own messages.
 
-        System messages at its beginning replace those of that call, as `instructions` do. Raises RefusedCallError if
-        the episode has no such call.
+        Its `instructions` replace those of that call. Raises RefusedCallError if the episode has no such call.
         """
         if request.previous_id is None:
             return request
         call = self._by_id.get(request.previous_id)
-        if call is None or call.stored is None:
+        if call is None or call.stored is None or call.state != "stored":
             sentence = f"previous_response_id {request.previous_id!r} is no stored response of this episode"
             raise refused("not_found", sentence, field="previous_response_id")
-        earlier = (*call.stored.messages, call.stored.answer)
-        if _num_system(request.messages):
-            earlier = earlier[_num_system(earlier) :]
-        num_system = _num_system(request.messages)
-        messages = (*request.messages[:num_system], *earlier, *request.messages[num_system:])
-        return replace(request, messages=messages, previous_id=None)
+        return continued(request, call.stored)
 
     def with_unique_ids(self, call: HeldCall, message: Message) -> Message:
         """Return an answer whose tool calls have ids that no other call of the episode has, and reserve them."""
@@ -215,10 +231,6 @@ def _number(calls: Sequence[HeldCall]) -> None:
         else:
             call.number, count = count, count + 1
         numbers[call.call_id] = call.number
-
-
-def _num_system(messages: Sequence[Message]) -> int:
-    return next((index for index, each in enumerate(messages) if each.role != "system"), len(messages))
 
 
 class _SharedTokens:

@@ -1,20 +1,18 @@
-"""Define an episode of a gateway: its facts, its key, its calls in memory, and what each call may extend.
-
-Pure; no I/O. The gateway (ludic.gateway.gateway) stores and reads.
-"""
+"""Define an episode of a gateway as its users see it: facts, key, end, counts. Pure; no I/O."""
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
 from ludic.base import RECORDED_ENV
-from ludic.records import Purpose
+from ludic.records import Purpose, Row
+from ludic.root import EpisodeEndKind
 
-EpisodeOutcome = Literal["complete", "failed", "given_up", "expired"]
-"""How an episode was sealed."""
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +26,18 @@ class EpisodeFacts:
     """Episodes of one example that share a baseline; None is a group of the episode alone."""
     group_index: int = 0
     group_size: int = 1
-    request_index: int | None = None
-    """Position of the episode in the run's schedule; None if no schedule asked for it."""
+    request_index: int = 0
+    """Position of the episode in the run's schedule."""
     purpose: Purpose = "train"
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Other values of its rows, JSON values by column of rollouts, such as wanted and example_columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeResult:
     """How an episode ended, and its score."""
 
-    outcome: EpisodeOutcome = "complete"
+    outcome: EpisodeEndKind = "complete"
     error: str | None = None
     """One line; None unless the outcome is failed, given_up or expired."""
     reward: float | None = None
@@ -50,6 +50,19 @@ class EpisodeResult:
     """Of an agent that is a command."""
     last_output: str | None = None
     """End of the output of such an agent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCounts:
+    """Calls and sampled tokens of an episode so far, in this life of the gateway."""
+
+    num_calls: int = 0
+    """Calls that were sampled and stored."""
+    num_replayed_calls: int = 0
+    """Calls that were answered from stored ones, after the agent was started again."""
+    sampled_tokens: int = 0
+    replayed_tokens: int = 0
+    """Sampled tokens of the replayed calls."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -69,19 +82,13 @@ class OpenEpisode:
     """The API key, only from `open_episode`; it is stored nowhere, and None after a take-over."""
     result: EpisodeResult | None = None
     """None while it is open."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallCounts:
-    """Calls and sampled tokens of an episode so far, in this life of the gateway."""
-
-    num_calls: int = 0
-    """Calls that were sampled and stored."""
-    num_replayed_calls: int = 0
-    """Calls that were answered from stored ones, after the agent was started again."""
-    sampled_tokens: int = 0
-    replayed_tokens: int = 0
-    """Sampled tokens of the replayed calls."""
+    counts: CallCounts = CallCounts()
+    left_behind: Sequence[str] = ()
+    """call_ids of an earlier run of the agent, which the last one did not repeat, once it is sealed."""
+    rows: Sequence[Row] = field(default=(), repr=False)
+    """Rows of the calls of this life, once it is sealed, if the gateway keeps them."""
+    found_rows: "pa.Table | None" = field(default=None, repr=False)
+    """The same of earlier lives, as they are stored."""
 
 
 def make_key() -> str:
@@ -92,6 +99,12 @@ def make_key() -> str:
 def key_digest(key: str) -> str:
     """Return the SHA-256 of a key, hexadecimal; any text has one."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def derived_seed(episode_id: str, attempt: int) -> int:
+    """Return a seed of 63 bits that follows from an episode's name."""
+    digest = hashlib.sha256(f"{episode_id} {attempt}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def agent_variables(url: str, episode_id: str, attempt: int, key: str) -> dict[str, str]:

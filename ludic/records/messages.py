@@ -384,7 +384,7 @@ def _read_call(call: Any, at: str, unread: set[str]) -> ToolCall:
 
 
 def _custom_call(call: Mapping[str, Any], at: str, unread: set[str]) -> ToolCall:
-    """Return a call of a custom tool, whose input is a free text; it becomes the argument `input`."""
+    """Return a call of a custom tool of OpenAI, whose input is a free text; it becomes the argument `input`."""
     _note_unknown(call, {"id", "type", "custom"}, "tool_calls[].", unread)
     custom = call.get("custom")
     if not isinstance(custom, Mapping):

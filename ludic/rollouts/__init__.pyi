@@ -6,6 +6,8 @@ from .group_schedule import Schedule as Schedule
 from .group_schedule import new_worker_id as new_worker_id
 from .metrics import mean_reward as mean_reward
 from .metrics import stream_metrics as stream_metrics
+from .programs import check_fits as check_fits
+from .programs import has_program as has_program
 from .sample import Answers as Answers
 from .sample import sample_model as sample_model
 from .sample import sample_run as sample_run
@@ -18,6 +20,7 @@ from .scheduler import EngineCalls as EngineCalls
 from .scheduler import Finished as Finished
 from .scheduler import RunEpisode as RunEpisode
 from .scheduler import Scheduler as Scheduler
+from .scheduler import opened as opened
 from .weight_sync import WeightSync as WeightSync
 from .worker import opened_stream as opened_stream
 from .worker import run_worker as run_worker

@@ -8,8 +8,8 @@ The program knows nothing of ludic: it gets an example, an address and a key, an
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from ludic.agents import EpisodeFailedError, fails_the_episode
 from ludic.base import is_installed
+from ludic.environments import HeldEnvironment
 from ludic.errors import ConfigError
 from ludic.records import Message
 from ludic.rollouts.commands import check_program, environment_of, fill, limits_of, run_command, split_command
@@ -40,20 +41,22 @@ class Task:
     """Other columns of the example in its data set."""
     model: str
     """Name to call the model by."""
-    address: str
-    """Address of the gateway, without /v1."""
-    api_key: str = field(repr=False)
-    """Secret of the episode."""
+    variables: Mapping[str, str] = field(repr=False)
+    """OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY; the key is the episode's secret."""
     folder: Path
     """Empty folder of the episode, deleted after it; see `work`."""
     tools: "Tools"
-    client: Callable[[bool], Any]
-    """Returns a client of the openai package for this episode, asynchronous if True."""
+    clients: "Clients"
 
     @property
     def base_url(self) -> str:
         """Base URL of the OpenAI API."""
-        return f"{self.address}/v1"
+        return self.variables["OPENAI_BASE_URL"]
+
+    @property
+    def api_key(self) -> str:
+        """Secret of the episode."""
+        return self.variables["OPENAI_API_KEY"]
 
     @property
     def work(self) -> Path:
@@ -96,8 +99,23 @@ class Program(Protocol):
         ...
 
 
-def make_program(run: RunConfig, files: Files = NO_FILES) -> Program | None:
-    """Return the program of a run's settings; None if a protocol plays its episodes. Runs a user's file.
+def has_program(run: RunConfig) -> bool:
+    """Return whether a program plays the run's episodes, and no protocol."""
+    return run.agent is not None or run.agent_command is not None
+
+
+def check_fits(name: str, held: HeldEnvironment) -> None:
+    """Raise ConfigError for an environment that an agent which makes its own calls can't play in."""
+    for attribute, what in (("next_agents", "has several agents"), ("run_tools", "runs the agent's tool calls itself")):
+        if hasattr(held.environment, attribute):
+            raise ConfigError(
+                f"environment {name} {what} ({attribute}), and an agent that makes its own calls can't play in it; "
+                "take another environment, or leave out agent"
+            )
+
+
+def make_program(run: RunConfig, files: Files = NO_FILES) -> Program:
+    """Return the program of a run's settings; runs a user's file.
 
     files: users' files to run instead of those on disk.
     """
@@ -105,8 +123,7 @@ def make_program(run: RunConfig, files: Files = NO_FILES) -> Program | None:
         split_command("score_command", run.score_command)
     if run.agent_command is not None:
         return CommandProgram(run, split_command("agent_command", run.agent_command))
-    if run.agent is None:
-        return None
+    assert run.agent is not None, "a program plays the run's episodes"
     found = find(AGENT, run.agent, files)
     if isinstance(found, Preset):
         check_program(f"agent {run.agent}", found.words[0])
@@ -138,6 +155,39 @@ class Tools:
             asyncio.get_running_loop()
             return coroutine
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+class Clients:
+    """Clients of the openai package, which share their connections."""
+
+    def __init__(self) -> None:
+        self._shared: dict[bool, Any] = {}
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls) -> AsyncIterator["Clients"]:
+        """Yield them, and close their connections at the end."""
+        clients = cls()
+        try:
+            yield clients
+        finally:
+            for client in clients._shared.values():
+                closed = client.close()
+                if inspect.isawaitable(closed):
+                    await closed
+
+    def of(self, task: Task, *, is_async: bool) -> Any:
+        """Return an AsyncOpenAI, or an OpenAI, with address and key of an episode."""
+        import openai
+
+        if is_async not in self._shared:
+            client: Any = openai.AsyncOpenAI if is_async else openai.OpenAI
+            http: Any = openai.DefaultAsyncHttpxClient if is_async else openai.DefaultHttpxClient
+            # The model is on this machine, so no proxy; and the episode has a limit of time, if any.
+            self._shared[is_async] = client(
+                api_key="none", base_url=task.base_url, timeout=None, http_client=http(trust_env=False)
+            )
+        return self._shared[is_async].with_options(api_key=task.api_key, base_url=task.base_url)
 
 
 _ARGUMENTS: Mapping[str, Callable[[Task], Any]] = {
@@ -181,7 +231,7 @@ class FunctionProgram:
         """Call the function."""
         given = {name: _ARGUMENTS[name](task) for name in self._wanted if name != "client"}
         if "client" in self._wanted:
-            given["client"] = task.client(self._has_async_client)
+            given["client"] = task.clients.of(task, is_async=self._has_async_client)
         with fails_the_episode():
             function = partial(self._function, **given)
             found = await (function() if self._is_async else _in_thread(function))
@@ -218,12 +268,9 @@ class CommandProgram:
         home.mkdir(exist_ok=True)
         example.write_text(json.dumps(task.example), encoding="utf-8")
         variables = {
-            "OPENAI_BASE_URL": task.base_url,
+            **task.variables,
             "OPENAI_API_BASE": task.base_url,
-            "OPENAI_API_KEY": task.api_key,
             "OPENAI_MODEL": task.model,
-            "ANTHROPIC_BASE_URL": task.address,
-            "ANTHROPIC_API_KEY": task.api_key,
             "ANTHROPIC_MODEL": task.model,
             "LUDIC_EXAMPLE": str(example),
             "LUDIC_ANSWER": str(answer),

@@ -34,10 +34,12 @@ from ludic.agents import (
     sweep,
 )
 from ludic.agents import environment_calls as calls
+from ludic.base import require
 from ludic.engines import SamplingParams
 from ludic.environments import NO_LIMIT, Example, LimitedEnvironments, Split, TimeLimit, make_environment
 from ludic.errors import ConfigError
 from ludic.records import RolloutBatch, RolloutMetadata, example_columns, new_id
+from ludic.rollouts.programs import has_program, make_program
 from ludic.rollouts.scheduler import RunEpisode, sample_groups
 from ludic.root import CodeRecord, Root
 from ludic.run import RunConfig, keep_code, located, run_of, sampling_uses, trusted_files
@@ -192,13 +194,29 @@ def _sum_of_quotients(number: int, start: int, end: int) -> int:
 
 
 def episodes_of_run(
-    run: RunConfig, agent: Agent, *, timeout_s: float | None = None, files: Files = NO_FILES
+    run: RunConfig,
+    agent: Agent,
+    *,
+    timeout_s: float | None = None,
+    files: Files = NO_FILES,
+    root: Root | None = None,
+    params: SamplingParams | None = None,
 ) -> RunEpisode:
     """Return a function that runs episodes by the run's protocol, with its parser, context, tools and sub-agents.
 
-    timeout_s: of an episode; None is no limit. files: users' files to run instead of those on disk. Raises ConfigError
-    if one of them can't be made.
+    Episodes of an agent that is a program run while it is `opened`. timeout_s: of an episode; None is no limit. files:
+    users' files to run instead of those on disk. root: stores the calls of such a program. params: of all its calls;
+    None are the run's. Raises ConfigError if one of them can't be made.
     """
+    if has_program(run):
+        from ludic.rollouts.program_gateway import ProgramEpisodes  # needs the packages of the gateway
+
+        if root is None:
+            raise ConfigError("agent and agent_command need a run's root, which stores their calls")
+        equipped = equip(agent, run, files)
+        return ProgramEpisodes(
+            root, run, equipped, make_program(run, files), params or sampling_params(run), timeout_s=timeout_s
+        )
     protocol, equipped = make_protocol(run.protocol, files), equip(agent, run, files)
     return partial(run_episode, protocol, equipped, limits=limits_of(run, timeout_s))
 
@@ -255,6 +273,10 @@ def open_code(
 def check_agent(run: RunConfig, files: Files = NO_FILES) -> None:
     """Raise ConfigError if a part of the agent can't be made. Runs users' files, and starts no servers of tools."""
     _make_parts(run, files)
+    if has_program(run):
+        require("uvicorn", "gateway", "an agent that makes its own calls")
+        make_program(run, files)
+        return
     make_protocol(run.protocol, files)
     check_tools(run.tools, files)
     make_tools([name for name in run.tools if python_file_of(name)], files)
@@ -272,7 +294,7 @@ def equip(agent: Agent, run: RunConfig, files: Files = NO_FILES) -> Agent:
     if run.tool_format is None:
         name, doubt = likely_format(agent.tokenizer)
         parts["tool_format"] = make_tool_format(name)
-        if run.tools or run.sub_agents:
+        if run.tools or run.sub_agents or has_program(run):
             logger.info("tool calls are read as %s: %s", name, doubt or "the chat template writes them so")
     return replace(agent, **parts, toolbox=toolbox)
 

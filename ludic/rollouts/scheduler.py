@@ -8,11 +8,11 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -37,6 +37,20 @@ from ludic.settings import GRACE_S
 
 RunEpisode = Callable[[LimitedEnvironments, EpisodeRequest], Awaitable[Sequence[Rollout]]]
 """Runs an episode and returns its rows, at least one."""
+
+
+class OpenedEpisodes(Protocol):
+    """A RunEpisode that runs episodes only within a block, such as one that serves a gateway for them."""
+
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """Prepare the episodes of this event loop, all of which begin and end within the block."""
+        ...
+
+
+def opened(run_episode: RunEpisode) -> AbstractAsyncContextManager[None]:
+    """Prepare what runs episodes; a function needs nothing."""
+    return run_episode.opened() if hasattr(run_episode, "opened") else nullcontext()
+
 
 _MOST_WAITING = 8
 """Maximum concurrent episodes, as a multiple of the sequences that the engine decodes together: most of them may wait
@@ -409,10 +423,11 @@ def sample_groups(
 
     async def sample() -> None:  # returns nothing, since asyncio.run makes the repr of a result (Python 3.11)
         scheduler = Scheduler(run_episode, environments, extra_columns)
-        for number, of_group in enumerate(requests):
-            scheduler.start(number, of_group)
-        while scheduler.num_open:
-            groups.update((finished.begun.number, finished.group) for finished in await scheduler.wait())
+        async with opened(run_episode):
+            for number, of_group in enumerate(requests):
+                scheduler.start(number, of_group)
+            while scheduler.num_open:
+                groups.update((finished.begun.number, finished.group) for finished in await scheduler.wait())
 
     event_loops.run(sample())
     return tuple(groups[number] for number in range(len(requests)))

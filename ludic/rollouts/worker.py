@@ -28,7 +28,7 @@ from ludic.rollouts.failures import FailureLog
 from ludic.rollouts.group_schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.rollouts.metrics import stream_metrics
 from ludic.rollouts.sampler import episodes_of_run, open_code
-from ludic.rollouts.scheduler import BegunGroup, Finished, Scheduler
+from ludic.rollouts.scheduler import BegunGroup, Finished, Scheduler, opened
 from ludic.rollouts.weight_sync import SwapTimes, WeightSync
 from ludic.root import (
     LatestPolicy,
@@ -101,7 +101,7 @@ def opened_stream(
     schedule, worker_id = Schedule.of_slot(run, slot), new_worker_id(slot)
     limit = TimeLimit(timeout_s=config.env_timeout_s, announce=announce)
     environments, files, code = open_code(root, limit, stop=stop)
-    episodes = partial(episodes_of_run, run, timeout_s=config.episode_timeout_s, files=files)
+    episodes = partial(episodes_of_run, run, timeout_s=config.episode_timeout_s, files=files, root=root)
     with (
         held_slot(root, slot, worker_id, code=to_dicts(code)) as claim,
         temporary_folder("weights") as cache,
@@ -257,8 +257,9 @@ class Stream:
     async def run(self) -> None:
         """Sample until stopped, or until num_groups are committed. Needs a policy; see `wait_for_policy`."""
         self._calls = self._weight_sync.calls
+        run_episode = self._weight_sync.sampler.run_episode
         self._scheduler = Scheduler(
-            self._weight_sync.sampler.run_episode,
+            run_episode,
             self._environments,
             self._root.extra_columns,
             in_flight=self._config.in_flight,
@@ -271,14 +272,16 @@ class Stream:
         following = asyncio.create_task(self._follow())
         lost: EngineError | ConfigError | None = None
         try:
-            await self._sample(following)
+            async with opened(run_episode):
+                try:
+                    await self._sample(following)
+                finally:
+                    self._take(self._scheduler.take())
+                    self._give_up()
+                    following.cancel()
+                    await self._scheduler.close()
         except (EngineError, ConfigError) as error:  # the engine or the environment fails; the store does not
             lost = error
-        finally:
-            self._take(self._scheduler.take())
-            self._give_up()
-            following.cancel()
-            await self._scheduler.close()
         await self._commit_all()
         if lost is not None:
             raise lost

@@ -299,6 +299,10 @@ class EpisodeClaim:
     reward_components: Mapping[str, float] = field(default_factory=dict)
     correct: bool | None = None
     scored_at: Time | None = None
+    scored_call_id: str | None = None
+    """Call whose answer was scored, if the scorer named it."""
+    left_behind: Sequence[str] = ()
+    """call_ids of stored calls that count no more: the agent was started again, and asked for something else."""
     agent: Mapping[str, Any] = field(default_factory=dict)
     """What the agent's command left: exit code and last output."""
 

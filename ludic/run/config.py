@@ -159,6 +159,10 @@ class RunConfig:
     """Maximum open files of each process of a command; None is the worker's limit."""
     agent_file_mb: Annotated[PositiveCount | None, _OF_PROGRAM] = None
     """Maximum MB of each file that a command writes; None is no limit."""
+    agent_lenient: Annotated[bool, _OF_PROGRAM] = False
+    """Treat response_format and a required tool choice of the agent's calls as auto, instead of refusing them."""
+    agent_keep_thinking: Annotated[bool, _OF_PROGRAM] = False
+    """Keep the thinking of earlier answers in the agent's prompts, where the chat template would drop it."""
     agent_replay: Annotated[bool, Role(stored_if_set=True, of_program=True)] = True
     """Continue an episode whose worker was killed: run the agent again, and answer its calls with the stored answers
     as long as they repeat. If they do not repeat, or if this is off, the episode starts again."""

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludic.gateway import SealedEpisode, assemble_episodes
 from ludic.gateway.episodes import EpisodeResult
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata, find_problems
-from ludic.root.rows.calls import stored_row, to_calls_table
+from ludic.root.rows.calls import stored_rows, to_calls_table
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DONE = EpisodeResult(reward=1.0)
@@ -30,8 +31,14 @@ class Calls:
         """Add an answered call, or another event."""
         number = len(self.rows)
         row = {
-            **{"episode_id": "e", "attempt": 1, "call_id": f"call-{number:03}", "event": "call", "dialect": "chat"},
-            **{"path": "/v1/chat/completions", "request_digest": f"request {number}", "retry_count": 0},
+            "episode_id": "e",
+            "attempt": 1,
+            "call_id": f"call-{number:03}",
+            "event": "call",
+            "dialect": "chat",
+            "path": "/v1/chat/completions",
+            "request_digest": f"request {number}",
+            "retry_count": 0,
             "created_at": START + timedelta(seconds=number, milliseconds=500),
             **values,
         }
@@ -39,9 +46,17 @@ class Calls:
             names = np.arange(self.num_sampled, self.num_sampled + len(completion))
             self.num_sampled += len(completion)
             row |= {
-                **{"began_at": START + timedelta(seconds=number), "ended_at": row["created_at"]},
-                **{"capture": "sampler", "model": "tiny", "engine": "scripted 1", "policy_version": 0},
-                **{"temperature": 1.0, "top_p": 1.0, "max_tokens": 64, "seed": 1, "finish_reason": "stop"},
+                "began_at": START + timedelta(seconds=number),
+                "ended_at": row["created_at"],
+                "capture": "sampler",
+                "model": "tiny",
+                "engine": "scripted 1",
+                "policy_version": 0,
+                "temperature": 1.0,
+                "top_p": 1.0,
+                "max_tokens": 64,
+                "seed": 1,
+                "finish_reason": "stop",
                 "prompt_tokens": np.array(prompt, np.int32),
                 "response_tokens": np.array(completion, np.int32),
                 "response_logprobs": -names.astype(np.float32) / 1024,
@@ -64,8 +79,8 @@ class Calls:
     def table(self, *without: str) -> pa.Table:
         """Return all rows, as stored, but those of these calls."""
         stamp = {"run_id": "run", "worker_id": "g1-abcd"}
-        rows = [stored_row({**row, **stamp})[0] for row in self.rows if row["call_id"] not in without]
-        return to_calls_table(rows)
+        rows = [{**row, **stamp} for row in self.rows if row["call_id"] not in without]
+        return to_calls_table(stored_rows(rows)[0])
 
 
 def prompt_of(row: dict[str, Any]) -> list[int]:
@@ -155,8 +170,19 @@ def play(actions: list[Any]) -> Calls:
 
 
 @given(ACTIONS)
-@settings(max_examples=40)
+@settings(max_examples=12)
 def test_each_sampled_token_is_in_one_row_or_in_the_audit_with_a_reason(actions):
+    check_tree(actions)
+
+
+@pytest.mark.slow
+@given(ACTIONS)
+@settings(max_examples=600)
+def test_each_sampled_token_of_many_trees_is_in_one_row_or_in_the_audit(actions):
+    check_tree(actions)
+
+
+def check_tree(actions: list[Any]) -> None:
     calls = play(actions)
     attempt = max((row["attempt"] for row in calls.rows), default=1)
     (found,) = assemble_episodes(calls.table(), [SealedEpisode(episode_id="e", attempt=attempt, result=DONE)])
@@ -183,6 +209,19 @@ def test_each_sampled_token_is_in_one_row_or_in_the_audit_with_a_reason(actions)
             names.update(row["response_logprobs"].tolist())
     assert names == Counter((-np.arange(calls.num_sampled, dtype=np.float32) / 1024).tolist())
     assert not found.rollouts or problems(found.rollouts) == []
-    assert sum(len(rollout.agent_steps) for rollout in found.rollouts) == list(by_hand.values()).count(
-        (None, None)
-    ) + sum(parent is not None and reason is None for parent, reason in by_hand.values())
+    num_trained = sum(reason is None for _, reason in by_hand.values())
+    assert sum(len(rollout.agent_steps) for rollout in found.rollouts) == num_trained
+
+
+def test_calls_that_a_replay_left_behind_are_in_no_row_and_rival_none() -> None:
+    calls = Calls()
+    first = calls.add([1], [2])
+    left = [calls.add([1, 2, 3], [4], request_digest="same"), calls.add([1, 2, 3, 4, 5], [6])]
+    again = [calls.add([1, 2, 7], [8]), calls.add([1, 2, 3], [9], request_digest="same")]
+    ids = [row["call_id"] for row in left]
+    (found,) = assemble_episodes(calls.table(), [SealedEpisode(episode_id="e", result=DONE, left_behind=ids)])
+    assert {row.call_id: row.reason for row in found.audit} == {
+        **{row["call_id"]: None for row in (first, *again)},
+        **dict.fromkeys(ids, "earlier_attempt"),
+    }
+    assert [row.response_tokens.tolist() for row in found.rollouts] == [[2, 7, 8], [9]]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from ludic.base import STOP_WITHIN_S
+from ludic.base import LOCAL_HOST, STOP_WITHIN_S
 from ludic.engines import EngineConfig
 from ludic.errors import ConfigError
 from ludic.eval import EvalConfig
@@ -140,6 +140,26 @@ class ServeConfig:
     """Share of a GPU's memory that vLLM may take, from 0 to 1. None is vLLM's default."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     """More options of vLLM as JSON, such as {"max_model_len": 8192}: arguments of AsyncEngineArgs."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayProcess:
+    """Settings of the process of `ludic gateway`."""
+
+    host: str = LOCAL_HOST
+    """Address to listen at. Any but the default is open to other machines, and the connection is not encrypted."""
+    port: Port = 8000
+    """Port to listen at."""
+    upstream: str | None = None
+    """Base URL of a server that speaks OpenAI's chat completions, such as http://127.0.0.1:8001/v1: record its answers,
+    instead of sampling from the run's weights. Needs no torch. None samples."""
+    command: str | None = None
+    """Command to run as an agent, with the variables OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and
+    ANTHROPIC_API_KEY of an episode, which is sealed at its end; then the gateway ends. It is split into words, no shell
+    reads it, and it runs with your rights."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -34,7 +34,7 @@ from ludic.environments import (
 from ludic.errors import ConfigError, LudicError, ModelError, TimeLimitError
 from ludic.models import read_tokenizer, render_prompt, render_text
 from ludic.records import Message
-from ludic.rollouts import check_sampling_code
+from ludic.rollouts import check_fits, check_sampling_code, has_program
 from ludic.root.sql import try_rules
 from ludic.root.storage import Storage
 from ludic.run import located
@@ -128,6 +128,8 @@ class Trial:
     async def _begin(self, name: str, held: HeldEnvironment, example: Example) -> _First:
         """Begin an episode, and return its agents' first messages; a user's protocol may begin it differently."""
         prompts = {"agent": example.messages}
+        if has_program(self._start.run):
+            check_fits(name, held)
         if self._start.run.protocol in (None, *PROTOCOL.built_in):
             with self._guarded(name, "reset"):
                 if isinstance(held.environment, MultiAgentEnvironment):

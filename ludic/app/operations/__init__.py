@@ -11,8 +11,8 @@ The modules import nothing slow, since `ludic --help` reads their docstrings; a 
 from importlib import import_module
 
 MODULES = (
-    *("counterfactual", "evaluations", "exchange", "init", "inspect_run", "machines", "maintain"),
-    *("plots", "runs", "start"),
+    *("counterfactual", "evaluations", "exchange", "gateway", "init", "inspect_run", "machines"),
+    *("maintain", "plots", "runs", "start"),
 )
 """Modules with commands and methods of `Run`."""
 

@@ -1,6 +1,16 @@
 """Types of the methods of `Run`. Written by `make format` from the operations."""
 
-from ludic.app.operations import counterfactual, evaluations, exchange, inspect_run, machines, maintain, plots, start
+from ludic.app.operations import (
+    counterfactual,
+    evaluations,
+    exchange,
+    gateway,
+    inspect_run,
+    machines,
+    maintain,
+    plots,
+    start,
+)
 
 class Methods:
     bisect = counterfactual.bisect
@@ -14,6 +24,7 @@ class Methods:
     expire = maintain.expire
     export = exchange.export
     frame = plots.frame
+    gateway = gateway.gateway
     import_ = exchange.import_
     label = inspect_run.label
     plot = plots.plot

@@ -271,3 +271,26 @@ class Pushed(Result):
             yield "nothing was sent; without --to the same command sends it"
         if self.personal:
             yield Frame("personal", self.personal, ("found", "where", "num_places"), most=100, has_heading=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class GatewayEnded(Result):
+    """The episode of a gateway's command, if it ran one."""
+
+    root: str
+    """URL or path of the root."""
+    episode_id: str | None = None
+    """None without a command."""
+    num_calls: int = 0
+    """Stored calls of the episode."""
+    exit_code: int | None = None
+    """Of the command; 128 + N for signal N."""
+
+    def parts(self) -> Iterator[Part]:
+        """A line of the episode, if there was one."""
+        if self.episode_id is not None:
+            yield f"episode {self.episode_id}: {plural(self.num_calls, 'call')}, stored in {self.root}"
+
+    @property
+    def failure(self) -> str | None:
+        return f"the command ended with exit code {self.exit_code}" if self.exit_code else None

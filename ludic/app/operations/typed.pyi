@@ -41,6 +41,16 @@ class RunConfigValues(TypedDict, total=False):
     max_depth: int
     max_children: int
     max_child_tokens: int | None
+    agent: str | None
+    agent_command: str | None
+    agent_variables: Sequence[str]
+    agent_cpu_s: int | None
+    agent_memory_mb: int | None
+    agent_open_files: int | None
+    agent_file_mb: int | None
+    agent_replay: bool
+    score_command: str | None
+    posted_scores: bool
     float32_head: bool
     seed: int
     extra_columns: Mapping[str, str]
@@ -197,6 +207,15 @@ class EvalConfigValues(TypedDict, total=False):
     tools: Sequence[str] | None
     tool_format: str | None
     protocol: str | None
+    agent: str | None
+    agent_command: str | None
+    agent_variables: Sequence[str] | None
+    agent_cpu_s: int | None
+    agent_memory_mb: int | None
+    agent_open_files: int | None
+    agent_file_mb: int | None
+    score_command: str | None
+    posted_scores: bool | None
     seed: int
     in_flight: int | None
     examples_per_call: int
@@ -217,6 +236,35 @@ class ExportOptionsValues(TypedDict, total=False):
     step: int | None
     version: int | None
     model: str | None
+
+class GatewayProcessValues(TypedDict, total=False):
+    host: str
+    port: int
+    upstream: str | None
+    command: str | None
+
+class GatewaySettingsValues(TypedDict, total=False):
+    lenient: bool
+    keep_thinking: bool
+    max_in_flight: int
+    max_episodes: int
+    episode_timeout_s: float
+    max_body_bytes: int
+    drain_timeout_s: float
+
+class HttpSettingsValues(TypedDict, total=False):
+    host_names: Sequence[str]
+    open_stream_after_s: float
+    keep_alive_s: float
+    receive_within_s: float
+    send_within_s: float
+    idle_s: float
+    max_held_mb: int
+    max_header_bytes: int
+
+class UpstreamSettingsValues(TypedDict, total=False):
+    upstream_key: str
+    upstream_timeout_s: float
 
 class QuestionValues(TypedDict, total=False):
     system: str | None
@@ -302,6 +350,16 @@ class FitSettings(
 
     env: Sequence[str]
     engine: str
+
+class GatewaySettings(
+    GatewayProcessValues,
+    GatewaySettingsValues,
+    HttpSettingsValues,
+    UpstreamSettingsValues,
+    EngineConfigValues,
+    total=False,
+):
+    """Settings of `gateway.gateway`."""
 
 class GridSettings(
     RunConfigValues, TrainConfigValues, CodeSettingsValues, EngineConfigValues, LaunchConfigValues, total=False

@@ -11,6 +11,16 @@ from ludic.gateway.dialects import rules
 from ludic.gateway.dialects.replies import event, pieces
 from ludic.records import ToolCall
 
+
+def _keeps_all(value: Any) -> bool:
+    """Return whether context_management changes nothing: it clears thinking, and keeps all of it."""
+    edits = value.get("edits", []) if isinstance(value, dict) else None
+    if not isinstance(edits, list):
+        return False
+    keeps = ({**each, "type": str(each.get("type"))[:14]} if isinstance(each, dict) else None for each in edits)
+    return all(each == {"type": "clear_thinking", "keep": "all"} for each in keeps)
+
+
 FIELDS: Mapping[str, rules.Rule] = {
     "model": rules.NAME,
     "messages": rules.READ,
@@ -30,11 +40,16 @@ FIELDS: Mapping[str, rules.Rule] = {
     "inference_geo": rules.TEXT,
     "output_config": rules.READ,
     "output_format": rules.only(why="the model's own tokens are recorded", lenient=True),
-    "context_management": rules.only(why="ludic changes no messages", lenient=True),
+    "context_management": rules.Rule(
+        accepts=_keeps_all,
+        wanted="edits that keep all; ludic leaves out no messages",
+        lenient=True,
+        reason="not_recordable",
+    ),
     "mcp_servers": rules.only([], why="ludic runs no tools of a server"),
     "container": rules.only(why="ludic runs no tools of a server"),
 }
-_TOOL = ("input_schema", "strict")
+_TOOL = ("input_schema", "input_examples", "strict")
 SIGNATURE = "ludic"
 """Signature of thinking, which is sent back with it: some clients change thinking without one to text."""
 
@@ -90,7 +105,7 @@ def _read_tools(fields: rules.Fields) -> list[dict[str, Any]]:
     for at, tool in rules.tool_list(fields):
         if tool.get("type", "custom") != "custom":
             wanted = "a tool with input_schema, of type custom; ludic runs no tools of a server"
-            fields.treat(at, tool["type"], wanted)
+            fields.treat(f"{at}.type", tool["type"], wanted)
             continue
         if not isinstance(tool.get("input_schema"), dict):
             raise rules.wrong(f"{at}.input_schema", tool.get("input_schema"), "a JSON schema, which is an object")

@@ -6,7 +6,7 @@ their own, and become one message again. A namespace is a group of tools; a mode
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 
 import msgspec
@@ -82,7 +82,6 @@ def read(body: bytes, *, lenient: bool = False, names: Collection[str] = ()) -> 
         dialect="responses",
         model=fields.get("model"),
         messages=_read_messages(fields),
-        has_instructions=bool(fields.get("instructions")),
         tools=tuple(tools),
         tool_kinds=kinds,
         max_tokens=fields.get("max_output_tokens"),
@@ -97,17 +96,22 @@ def read(body: bytes, *, lenient: bool = False, names: Collection[str] = ()) -> 
 def continued(request: CallRequest, earlier: StoredCall) -> CallRequest:
     """Return a request that holds the whole conversation. earlier: the call that its previous_id names.
 
-    New instructions replace the first system message of the earlier call; without new ones it stays.
+    System messages at its beginning, such as `instructions`, replace those of the earlier call. Raises RefusedCallError
+    for a result of a call that was not made.
     """
-    before, new = [*earlier.messages, earlier.answer], [*request.messages]
-    if request.has_instructions:
-        before = [new.pop(0), *before[before[0].role == "system" :]]
+    new = request.messages
+    num_system, num_before = (sum(1 for _ in takewhile(_is_system, each)) for each in (new, earlier.messages))
+    before = earlier.messages[num_before if num_system else 0 :]
     try:
-        # In the order of the calls, which the request alone does not have.
-        messages = read_messages([*before, *new], "input").messages
+        # Also puts results in the order of their calls, which the request alone does not have.
+        read = read_messages([*new[:num_system], *before, earlier.answer, *new[num_system:]], "input")
     except RefusedRecordError as error:
         raise refused("invalid", str(error), field="input") from None
-    return replace(request, messages=messages)
+    return replace(request, messages=read.messages, previous_id=None)
+
+
+def _is_system(message: Message) -> bool:
+    return message.role in ("system", "developer")
 
 
 def _read_previous(fields: rules.Fields) -> str | None:
@@ -233,8 +237,6 @@ class _Turns:
 
 def _read_messages(fields: rules.Fields) -> tuple[Message, ...]:
     turns = _Turns()
-    if fields.get("instructions"):
-        turns.add({"role": "system", "content": fields.get("instructions")}, "instructions")
     items = fields.get("input")
     if isinstance(items, str):
         turns.add({"role": "user", "content": items}, "input")
@@ -243,7 +245,10 @@ def _read_messages(fields: rules.Fields) -> tuple[Message, ...]:
             _read_item(fields, item, f"input[{number}]", turns)
     else:
         raise rules.wrong("input", items, "a text, or a list of items that is not empty")
-    return rules.conversation(fields, turns.values, "input", turns.names)
+    messages = rules.conversation(fields, turns.values, "input", turns.names)
+    # Behind previous_response_id the first item may be the result of a call, which no message may precede.
+    instructions = fields.get("instructions")
+    return (Message(role="system", content=instructions), *messages) if instructions else messages
 
 
 def _read_item(fields: rules.Fields, item: Any, at: str, turns: _Turns) -> None:
@@ -360,7 +365,7 @@ def _response(answer: Answer, request: CallRequest, items: list[dict[str, Any]] 
     is_cut = items is not None and answer.finish_reason == "length"
     usage = {
         "input_tokens": answer.prompt_length,
-        "input_tokens_details": {"cached_tokens": answer.cached_length},
+        "input_tokens_details": {"cached_tokens": answer.cached_length, "cache_write_tokens": 0},
         "output_tokens": answer.completion_length,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": answer.prompt_length + answer.completion_length,

@@ -18,8 +18,8 @@ from ludic.records import Message, read_messages, read_tools, refusal
 MAX_DEPTH = 100
 """Maximum depth of objects and lists in a body; chat templates and schemas recurse."""
 HARMLESS = frozenset({
-    "annotations", "cache_control", "caller", "citations", "id", "index", "is_error", "logprobs",
-    "phase", "provider_specific_fields", "signature", "status", "type",
+    "annotations", "cache_control", "caller", "citations", "eager_input_streaming", "id", "index", "is_error",
+    "logprobs", "phase", "provider_specific_fields", "signature", "status",
 })  # fmt: skip
 """Fields of messages and parts that say nothing to the model; CallRequest.asked counts them."""
 
@@ -167,7 +167,7 @@ class Fields:
     def treat(self, name: str, value: Any, wanted: str) -> None:
         """Treat a field as auto if the gateway is lenient. Raises RefusedCallError otherwise."""
         if not self.lenient:
-            raise wrong(name, value, wanted, reason="not_recordable")
+            raise wrong(name, value, f"{wanted}. A gateway with --lenient accepts it", reason="not_recordable")
         self.treated.append(name)
         self.asked[name] = value
 
@@ -254,7 +254,7 @@ def known_fields(fields: Fields, value: Mapping[str, Any], known: Collection[str
         raise wrong(at, value, "an object")
     present = {name: each for name, each in value.items() if each is not None}
     # The index is left out of the name, so that the fields of all items are counted together.
-    fields.note({f"{re.sub(r'[0-9]+', '', at)}.{name}": 1 for name in present.keys() - known})
+    fields.note({f"{re.sub(r'[0-9]+', '', at)}.{name}": 1 for name in sorted(present.keys() - known - {"type"})})
     return {name: each for name, each in present.items() if name in known}
 
 

@@ -4,6 +4,8 @@ from .calls import put_prompt as put_prompt
 from .calls import read_all_calls as read_all_calls
 from .calls import read_calls as read_calls
 from .calls import read_prompt as read_prompt
+from .calls import stored_rows as stored_rows
+from .calls import to_calls_table as to_calls_table
 from .calls import whole_columns as whole_columns
 from .calls import whole_messages as whole_messages
 from .calls import whole_prompts as whole_prompts

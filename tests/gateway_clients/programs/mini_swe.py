@@ -1,5 +1,6 @@
 """mini-swe-agent with its own prompts and its environment of local commands; it has no streams."""
 
+import os
 from pathlib import Path
 
 import minisweagent

@@ -1,166 +1,103 @@
 -- plan: where the completion of each call belongs: its parent, its segment, and whether it is trained on, or why not
--- grain: one row per episode_id, attempt and call_id | reads: call_events, call_prefixes
--- call_events: rows of the table calls; a call may have several, of which its answer counts, else its failure
--- call_prefixes: digest of the first `length` units (tokens, or messages of a call without token ids) of a call's prompt,
--- and with is_whole of its prompt and completion; calls of the same `unit` are compared
--- parent_call_id: the earlier call whose prompt and completion are the longest beginning of this prompt; of equal ones
--- the first
--- retries: calls with the same request, the same idempotency key, or of which one names the other; the one counts that a
--- later call extends; if none is extended, none counts (unresolved)
--- segment_call_id: first call of the segment; of the children of a call one goes on with its segment, the first that was
--- extended, else the first; each other child begins a segment
--- is_current: false for calls of an attempt that a later attempt replaced
--- has_whole: false for a call whose earlier calls are missing, so that its prompt is not known
--- NULL: parent_call_id of a call that extends none; segment columns of a call that is not trained on; reason of one that is
-with recursive calls as (
-    select
-        * exclude (prompt_length),
-        coalesce(began_at, created_at) as since,
-        row_number() over (partition by episode_id, attempt order by coalesce(began_at, created_at), call_id) as number
-    from call_events
-    qualify
-        row_number() over (
-            partition by episode_id, attempt, call_id
-            order by list_position(['call', 'failed', 'intent'], event), created_at
-        ) = 1
-),
-
-wholes as (
-    select calls.episode_id, calls.attempt, calls.call_id, calls.number, unit, length, digest
-    from calls
-    inner join call_prefixes using (episode_id, attempt, call_id)
-    where event = 'call' and is_whole
-),
-
-parents as (
-    select
-        calls.episode_id,
-        calls.attempt,
-        calls.call_id,
-        arg_max(wholes.call_id, {length: wholes.length, earliest: -wholes.number}) as parent_call_id
-    from calls
-    inner join call_prefixes using (episode_id, attempt, call_id)
-    inner join wholes
+-- grain: one row per number | reads: calls, prefixes
+-- calls: one row per call: its answer, else its failure, else its intent; numbered in the order in which they began
+-- scope: an attempt at an episode; calls of different scopes have nothing to do with each other
+-- is_current: false for calls of an attempt that another one replaced; has_whole: false for a call whose prompt is not
+-- known, since a call that it extends is missing; num_sampled: delivered tokens
+-- prefixes: digest of the first `length` units of a call's prompt, and with is_whole of its prompt and completion; the
+-- unit is a token, or a message of a call without token ids
+-- parent: the earlier call whose prompt and completion are the longest beginning of this prompt; of equal ones the first
+-- rivals: answered calls with the same request or idempotency key, or of which one names the other as its retry; those
+-- that a later call extends count; if none is extended, none counts (unresolved)
+-- segment: number of the first call of the segment; of the children of a call one goes on with its segment, the first
+-- that was extended, else the first; each other child begins a segment
+-- NULL: parent of a call that extends none; segment of a call that is not trained on; reason of one that is
+with recursive parents as (
+    select mine.number, arg_max(theirs.number, {length: theirs.length, earliest: -theirs.number}) as parent
+    from prefixes as mine
+    inner join prefixes as theirs
         on
-            wholes.episode_id = calls.episode_id
-            and wholes.attempt = calls.attempt
-            and wholes.unit = call_prefixes.unit
-            and wholes.length = call_prefixes.length
-            and wholes.digest = call_prefixes.digest
-            and wholes.number < calls.number
-    where not is_whole
-    group by calls.episode_id, calls.attempt, calls.call_id
+            mine.scope = theirs.scope
+            and mine.unit = theirs.unit
+            and mine.length = theirs.length
+            and mine.digest = theirs.digest
+            and mine.number > theirs.number
+    where not mine.is_whole and theirs.is_whole
+    group by mine.number
 ),
 
-extended as (
-    select distinct episode_id, attempt, parent_call_id as call_id from parents
+linked as (
+    select calls.*, parents.parent, children.number is not null as is_extended
+    from calls
+    left join parents using (number)
+    left join (select distinct parent as number from parents) as children using (number)
 ),
 
-same as (
-    select episode_id, attempt, call_id, 'request ' || request_digest as request from calls
-    union all
-    select episode_id, attempt, call_id, 'key ' || idempotency_digest from calls where idempotency_digest is not null
-    union all
-    select episode_id, attempt, call_id, 'call ' || call_id from calls
-    union all
-    select episode_id, attempt, call_id, 'call ' || retry_of from calls where retry_of is not null
+requests as (
+    select
+        scope,
+        number,
+        is_extended,
+        unnest([
+            'request ' || request_digest, 'key ' || idempotency_digest, 'call ' || call_id, 'call ' || retry_of
+        ]) as request
+    from linked
+    where event = 'call'
 ),
 
 repeated as (
-    select episode_id, attempt, request
-    from same
-    group by episode_id, attempt, request
-    having count(*) > 1
+    select
+        number,
+        count(*) over (partition by scope, request) > 1 as is_repeated,
+        bool_or(is_extended) over (partition by scope, request) as is_any_extended
+    from requests
+    where request is not null
 ),
 
 rivals as (
-    select
-        one.episode_id,
-        one.attempt,
-        one.call_id,
-        bool_or(extended.call_id is not null) as is_extended,
-        arg_min(other.call_id, {unless: extended.call_id is null, number: calls.number}) as rival_call_id
+    select number, bool_or(is_repeated) as are_there, bool_or(is_any_extended) as are_extended
     from repeated
-    inner join same as one using (episode_id, attempt, request)
-    inner join same as other using (episode_id, attempt, request)
-    inner join calls
-        on calls.episode_id = other.episode_id and calls.attempt = other.attempt and calls.call_id = other.call_id
-    left join extended
-        on
-            extended.episode_id = other.episode_id
-            and extended.attempt = other.attempt
-            and extended.call_id = other.call_id
-    where one.call_id <> other.call_id and calls.event = 'call'
-    group by one.episode_id, one.attempt, one.call_id
+    group by number
 ),
 
 judged as (
     select
-        calls.*,
-        parents.parent_call_id,
-        extended.call_id is not null as is_extended,
-        rivals.rival_call_id,
+        linked.number,
+        parent,
+        is_extended,
         case
             when event = 'intent' then 'unfinished'
             when event = 'failed' then 'failed'
             when not is_current then 'earlier_attempt'
             when not has_whole then 'quarantined'
             when num_sampled = 0 then 'empty'
-            when extended.call_id is not null then null
-            when rivals.is_extended then 'retry'
-            when rivals.call_id is not null then 'unresolved'
+            when is_extended then null
+            when are_extended then 'retry'
+            when are_there then 'unresolved'
         end as reason
-    from calls
-    left join parents using (episode_id, attempt, call_id)
-    left join extended using (episode_id, attempt, call_id)
-    left join rivals using (episode_id, attempt, call_id)
+    from linked
+    left join rivals using (number)
 ),
 
 heirs as (
-    select episode_id, attempt, parent_call_id, arg_min(call_id, {unless: not is_extended, number: number}) as call_id
+    select parent, arg_min(number, {unless: not is_extended, number: number}) as number
     from judged
-    where reason is null and parent_call_id is not null
-    group by episode_id, attempt, parent_call_id
+    where reason is null and parent is not null
+    group by parent
 ),
 
 segments as (
-    select judged.episode_id, judged.attempt, judged.call_id, judged.call_id as segment_call_id, 0 as position
+    select number, number as segment
     from judged
-    anti join heirs using (episode_id, attempt, call_id)
+    anti join heirs using (number)
     where reason is null
     union all
-    select heirs.episode_id, heirs.attempt, heirs.call_id, segments.segment_call_id, segments.position + 1
+    select heirs.number, segments.segment
     from segments
-    inner join heirs
-        on
-            heirs.episode_id = segments.episode_id
-            and heirs.attempt = segments.attempt
-            and heirs.parent_call_id = segments.call_id
+    inner join heirs on heirs.parent = segments.number
 )
 
-select
-    judged.episode_id,
-    judged.attempt,
-    judged.call_id,
-    judged.number,
-    judged.parent_call_id,
-    judged.is_extended,
-    judged.rival_call_id,
-    judged.reason,
-    segments.segment_call_id,
-    segments.position,
-    case
-        when segments.call_id is not null
-            then
-                dense_rank() over (
-                    partition by judged.episode_id, judged.attempt, segments.call_id is not null order by heads.number
-                ) - 1
-    end as segment_index
+select judged.number, parent, segment, is_extended, reason
 from judged
-left join segments using (episode_id, attempt, call_id)
-left join judged as heads
-    on
-        heads.episode_id = judged.episode_id
-        and heads.attempt = judged.attempt
-        and heads.call_id = segments.segment_call_id
-order by judged.episode_id, judged.attempt, judged.number
+left join segments using (number)
+order by judged.number
