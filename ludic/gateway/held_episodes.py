@@ -339,7 +339,7 @@ class HeldEpisodes:
         except BaseException:
             held.is_sealing = False
             raise
-        episode.result = result
+        episode.result, episode.left_behind = result, held.claim.left_behind
         if held.calls is not None:
             episode.counts, episode.rows = held.calls.counts, held.calls.rows or ()
         self._held.pop(held.name, None)
