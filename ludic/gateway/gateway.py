@@ -19,6 +19,7 @@ from ludic.engines import SamplingParams
 from ludic.errors import FencedError, InvalidBatchError, LudicError, StoreError, one_line
 from ludic.gateway.call_rows import (
     Work,
+    base_of,
     call_row,
     calls_table,
     failed_row,
@@ -180,6 +181,7 @@ class Gateway:
             _, left = await asyncio.wait(self._working, timeout=self.settings.drain_timeout_s)
             for call in left:
                 call.cancel()
+        self._episodes.close()
         await in_thread(self._log.close)
 
     # --- Calls ---
@@ -262,7 +264,7 @@ class Gateway:
             logger.warning("call %s waits to be stored: %s", call.call_id, error)
             sentence = "the call was sampled, and can't be stored now; try again"
             raise refused("stopping", sentence, retry_after_s=RETRY_S) from error
-        calls.finish(call, call.stored, call.answer, call.row.get("base_call_id"))
+        calls.finish(call, call.stored, call.answer, base_of(call.row))
         return call.answer
 
     async def _failed(
@@ -297,8 +299,9 @@ class Gateway:
 
     def _shortened(self, request: CallRequest) -> SamplingParams:
         """Return the run's sampling settings, with the client's max_tokens if it is less."""
-        most = self.sampling.max_tokens
-        return replace(self.sampling, max_tokens=most if request.max_tokens is None else min(most, request.max_tokens))
+        if request.max_tokens is None or request.max_tokens >= self.sampling.max_tokens:
+            return self.sampling
+        return replace(self.sampling, max_tokens=request.max_tokens)
 
     def _check_running(self) -> None:
         if self._is_stopping:
