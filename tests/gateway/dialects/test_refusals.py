@@ -111,6 +111,8 @@ def test_lenient_treats_what_can_not_be_recorded_exactly_as_auto(dialect, fields
     ("dialect", "turns", "sentence"),
     [
         ("chat", [], "messages is empty"),
+        ("chat", "hi", "messages is no list, wanted a list of messages"),
+        ("chat", HI * 20_001, "messages has 20,001 messages, wanted at most 20,000"),
         ("chat", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "'image_url'"),
         ("chat", [{"role": "user", "content": "a", "colour": "red"}], r"messages\[\].colour is not a field"),
         ("chat", [{"role": "assistant", "content": "a", "weight": 0}, *HI], r"messages\[0\] is marked for training"),
