@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +33,8 @@ from ludic.gateway.calls import Answer, Backend, Caller, CallRequest, RefusedCal
 from ludic.gateway.config import GatewaySettings
 from ludic.gateway.episode_calls import EpisodeCalls, HeldCall
 from ludic.gateway.episodes import CallCounts, EpisodeFacts, EpisodeResult, OpenEpisode
-from ludic.gateway.held_episodes import RETRY_S, Held, HeldEpisodes
+from ludic.gateway.held_episodes import RETRY_S, Held, HeldEpisodes, check_score
+from ludic.gateway.root_assembly import post_score
 from ludic.records import Message
 from ludic.root import Life, Root
 from ludic.root.rows import CallLog
@@ -160,6 +162,14 @@ class Gateway:
         if scored_call_id is not None and not (await self._episodes.calls(held)).has(scored_call_id):
             raise refused("not_found", f"the episode has no call {scored_call_id[:100]!r}", field="scored_call_id")
         await self._episodes.score(held, result)
+
+    async def score_sealed(self, episode_id: str, attempt: int, result: EpisodeResult) -> None:
+        """Store the score of a sealed episode: in its rows if they are made later, else as a score of `posted`.
+
+        Raises RefusedCallError as `post_score` does.
+        """
+        check_score(result)
+        await in_thread(partial(post_score, self.life, episode_id, attempt, result))
 
     async def seal(self, episode: OpenEpisode, result: EpisodeResult | None = None) -> None:
         """End an episode, after the calls in flight; later calls are refused as sealed.

@@ -327,7 +327,7 @@ class HeldEpisodes:
 
     async def score(self, held: Held, result: EpisodeResult) -> None:
         """Store the score of an open episode."""
-        _check_score(result)
+        check_score(result)
         await self._changed(held, **_score(result))
 
     async def seal(self, episode: OpenEpisode, result: EpisodeResult) -> None:
@@ -335,7 +335,7 @@ class HeldEpisodes:
         held = self._held.get((episode.episode_id, episode.attempt))
         if held is None or held.episode is not episode:
             return
-        _check_score(result)
+        check_score(result)
         held.is_sealing = True
         try:
             await _ended(held.calls)
@@ -518,7 +518,7 @@ def _check(attempt: int, seed: int | None, facts: EpisodeFacts, timeout_s: float
         raise refused("invalid", f"columns hold a value that JSON can't: {one_line(error)}", field="columns") from None
 
 
-def _check_score(result: EpisodeResult) -> None:
+def check_score(result: EpisodeResult) -> None:
     """Raise RefusedCallError for a reward that rows can't hold."""
     for name, value in {"reward": result.reward, **result.reward_components}.items():
         if value is not None and not abs(value) <= LARGEST_REWARD:

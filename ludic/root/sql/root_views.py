@@ -53,7 +53,7 @@ _WITH_SQL = (
     *("all_token_stats", "token_stats", "trained_tokens", "mismatch", "all_scores", "scores", "all_labels", "labels"),
     *("trajectory_rows", "trajectories", "rewards_of_peers", "groups", "steps", "evaluations", "eval_episodes"),
     *("inspect_samples", "inspect_evals", "quarantine", "expirations", "compactions", "gone"),
-    *("model_calls", "agent_episodes"),
+    *("model_calls", "agent_episodes", "call_audit"),
 )
 """Views of ludic/root/sql/views/ in order of their dependencies."""
 _ROWS = {row.kind: row for row in FILE_KINDS}
