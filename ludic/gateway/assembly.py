@@ -61,6 +61,8 @@ class SealedEpisode:
     result: EpisodeResult = field(default_factory=EpisodeResult)
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of its rows, such as wanted, example_columns and extra."""
+    left_behind: Collection[str] = ()
+    """call_ids that its claim names: of an earlier run of the agent, which the last one did not repeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +73,8 @@ class AuditRow:
     fate: Literal["trained", "context", "dropped"]
     """trained: in one row, with mask 1; context: in a row, with mask 0; dropped: in none."""
     reason: str | None
-    """Why it is not trained on: unfinished, failed, earlier_attempt, quarantined, empty, retry, unresolved, text,
-    unfit or undelivered."""
+    """Why it is not trained on: unfinished, failed, earlier_attempt (also an earlier run of the agent in this attempt),
+    quarantined, empty, retry, unresolved, text, unfit or undelivered."""
     num_tokens: int
     """Sampled tokens."""
     parent_call_id: str | None = None
@@ -113,6 +115,9 @@ def assemble_episodes(
     """
     current = {episode.episode_id: episode.attempt for episode in episodes}
     read = _read_calls(calls, prompts)
+    left_behind = {call_id for episode in episodes for call_id in episode.left_behind}
+    for call in read:
+        call.is_left_behind = call.call_id in left_behind
     plan = plan_calls(_calls_to_plan(read, current), _prefixes(read))
     planned: defaultdict[str, list[tuple[PlannedCall, _Call]]] = defaultdict(list)
     for row, call in zip(plan, read, strict=True):
@@ -145,6 +150,13 @@ class _Call:
     """Number of sampled tokens that were not delivered."""
     is_sound: bool = False
     """True if all calls that it extends are there."""
+    is_left_behind: bool = False
+    """True if it is of an earlier run of the agent, which the last one did not repeat."""
+
+    @property
+    def run(self) -> tuple[str, int, bool]:
+        """Identifies the run of the agent; calls of different runs are never compared."""
+        return self.episode_id, self.attempt, self.is_left_behind
 
     @property
     def is_text(self) -> bool:
@@ -261,19 +273,19 @@ def _calls_to_plan(calls: Sequence[_Call], current: Mapping[str, int]) -> pa.Tab
     scopes = _scopes(calls)
     rows = [
         (
-            *(scopes[call.episode_id, call.attempt], call.number, call.call_id, call.event),
+            *(scopes[call.run], call.number, call.call_id, call.event),
             *(call.values[name] for name in ("request_digest", "idempotency_digest", "retry_of")),
-            *(current.get(call.episode_id) == call.attempt, call.has_whole, call.num_sampled),
+            current.get(call.episode_id) == call.attempt and not call.is_left_behind,
+            *(call.has_whole, call.num_sampled),
         )
         for call in calls
     ]
     return table_of(rows, CALLS_TO_PLAN)
 
 
-def _scopes(calls: Sequence[_Call]) -> dict[tuple[str, int], int]:
-    """Return a number of each attempt at an episode."""
-    attempts = dict.fromkeys((call.episode_id, call.attempt) for call in calls)
-    return {attempt: scope for scope, attempt in enumerate(attempts)}
+def _scopes(calls: Sequence[_Call]) -> dict[tuple[str, int, bool], int]:
+    """Return a number of each run of an agent."""
+    return {run: scope for scope, run in enumerate(dict.fromkeys(call.run for call in calls))}
 
 
 # --- Digests of beginnings ----------------------------------------------------------------------------------
@@ -285,7 +297,7 @@ def _prefixes(calls: Sequence[_Call]) -> pa.Table:
     of_unit: defaultdict[tuple[int, str], list[_Call]] = defaultdict(list)
     for call in calls:
         if call.has_whole:
-            of_unit[scopes[call.episode_id, call.attempt], "messages" if call.is_text else "tokens"].append(call)
+            of_unit[scopes[call.run], "messages" if call.is_text else "tokens"].append(call)
     rows: list[tuple[Any, ...]] = []
     for (scope, unit), some in of_unit.items():
         parts = [_parts(call) for call in some]

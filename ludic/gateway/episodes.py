@@ -83,6 +83,8 @@ class OpenEpisode:
     result: EpisodeResult | None = None
     """None while it is open."""
     counts: CallCounts = CallCounts()
+    left_behind: Sequence[str] = ()
+    """call_ids of an earlier run of the agent, which the last one did not repeat, once it is sealed."""
     rows: Sequence[Row] = field(default=(), repr=False)
     """Rows of the calls of this life, once it is sealed, if the gateway keeps them."""
     found_rows: "pa.Table | None" = field(default=None, repr=False)

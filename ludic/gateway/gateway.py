@@ -226,6 +226,7 @@ class Gateway:
         work = Work(episode=held.episode, call=call, request=request, caller=caller, params=params, seed=seed)
         intent = asyncio.create_task(self._log.append(intent_row(work)))
         intent.add_done_callback(lambda task: task.cancelled() or task.exception())  # the call's row proves it
+        await asyncio.sleep(0)  # the log has it now; it acknowledges no later row before it
         began = None
         try:
             await self._episodes.leave_behind(held)

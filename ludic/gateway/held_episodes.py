@@ -56,8 +56,8 @@ Name = tuple[str, int]
 
 RETRY_S = 1.0
 """Seconds after which a client should repeat a refused request that may succeed later."""
-_LOAD_S = 1.0
-"""Seconds between two looks for the episodes of other lives: unknown keys wait for the next one."""
+_LOAD_SHARE = 0.1
+"""Maximum share of the time in which the claims of other lives are read, whatever unknown keys are tried."""
 _WATCH_S = 2.0
 _MOST_SEALED_KEYS = 100_000
 _MOST_CHARACTERS = 10_000
@@ -107,7 +107,8 @@ class HeldEpisodes:
         self._num_opening = 0
         self._next_load: asyncio.Task[None] | None = None
         self._loading = asyncio.Lock()
-        self._loaded = -_LOAD_S
+        self._next_load_at = 0.0
+        """time.monotonic() from which on claims are read again."""
         self._lives = _OtherLives(root)
 
     @property
@@ -246,15 +247,17 @@ class HeldEpisodes:
 
     async def _read_claims(self) -> None:
         async with self._loading:
-            await asyncio.sleep(max(0.0, self._loaded + _LOAD_S - time.monotonic()))
+            await asyncio.sleep(max(0.0, self._next_load_at - time.monotonic()))
             self._next_load = None  # what is asked for from now on may be newer than this reading
+            began = time.monotonic()
             try:
                 claims = await in_thread(partial(open_episodes_of, self._root))
             except LudicError as error:
                 logger.error("the episodes of other gateways could not be read: %s", error)
                 return
             finally:
-                self._loaded = time.monotonic()
+                ended = time.monotonic()
+                self._next_load_at = ended + (ended - began) / _LOAD_SHARE
         named = {(claim.episode_id, claim.attempt): claim for claim in claims}
         self._others = {name: claim for name, claim in named.items() if name not in self._held}
         self._by_key.update({claim.key_digest: name for name, claim in self._others.items()})
@@ -336,7 +339,7 @@ class HeldEpisodes:
         except BaseException:
             held.is_sealing = False
             raise
-        episode.result = result
+        episode.result, episode.left_behind = result, held.claim.left_behind
         if held.calls is not None:
             episode.counts, episode.rows = held.calls.counts, held.calls.rows or ()
         self._held.pop(held.name, None)

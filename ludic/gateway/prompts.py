@@ -15,8 +15,8 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -67,7 +67,6 @@ class PromptMaker:
     def __init__(self, tokenizer: Tokenizer, special_tokens: np.ndarray, *, keep_thinking: bool) -> None:
         """special_tokens: (n,) int32. keep_thinking: as for `EngineBackend`."""
         self._tokenizer, self._special, self._keep_thinking = tokenizer, special_tokens, keep_thinking
-        self._reads_reasoning = ChatRenderer(tokenizer, ()).reads_reasoning
         self._secret = secrets.token_hex(8)
         """Part of the markers, so that no message contains one."""
         self._shown: WeakKeyDictionary[StoredCall, _Shown] = WeakKeyDictionary()
@@ -90,15 +89,26 @@ class PromptMaker:
         return tokens
 
     def _as_read(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages with their thinking in the content, if the template does not read it apart."""
-        if self._reads_reasoning:
-            return [*messages]
-        return [
-            replace(each, reasoning=None, content=f"<think>\n{each.reasoning}\n</think>\n\n{each.content}")
-            if each.reasoning is not None and each.role == "assistant"
-            else each
-            for each in messages
-        ]
+        """Return messages with their thinking where the template reads it: apart, or in the content."""
+        where = self._place_of_thinking
+        return [*messages] if where == "apart" else [_with_thinking_in(each, where == "content") for each in messages]
+
+    @cached_property
+    def _place_of_thinking(self) -> Literal["apart", "content", "nowhere"]:
+        """Where the template reads the thinking of an answer."""
+        if ChatRenderer(self._tokenizer, ()).reads_reasoning:
+            return "apart"
+        thinking = f"LUDIC{self._secret}"
+        answer = _with_thinking_in(Message(role="assistant", content="answer", reasoning=thinking), True)
+        question = Message(role="user", content="question")
+        for messages in ([question, answer], [question, answer, question]):
+            try:
+                text = render_text(self._tokenizer, messages, add_generation_prompt=False)
+            except ModelError:
+                continue
+            if thinking in text:
+                return "content"
+        return "nowhere"
 
     # --- Prompts that extend an earlier call's -----------------------------------------------------------
 
@@ -311,6 +321,14 @@ def _shown(messages: tuple[Message, ...], prepared: Sequence[dict[str, Any]], te
         body_length=len(body),
         body_digest=hash(body),
     )
+
+
+def _with_thinking_in(message: Message, is_in_content: bool) -> Message:
+    """Return a message without thinking apart from its content, which then holds it or not."""
+    if message.reasoning is None or message.role != "assistant":
+        return message
+    content = f"<think>\n{message.reasoning}\n</think>\n\n{message.content}" if is_in_content else message.content
+    return replace(message, reasoning=None, content=content)
 
 
 def _after(messages: Sequence[Message], base: StoredCall) -> list[Message]:

@@ -131,7 +131,7 @@ class Play:
         result = await self._result(environments, episode)
         await _persist(partial(self._gateway.seal, episode, result))
         table = partial(self._gateway.calls_of, episode)
-        return await self._rows(table, episode.attempt, episode.result or result)
+        return await self._rows(table, episode.attempt, episode.result or result, episode.left_behind)
 
     # --- Earlier lives ----------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class Play:
         )
         self._end = ProgramEnd(exit_code=claim.agent.get(EXIT_CODE), last_output=claim.agent.get(LAST_OUTPUT))
         table = partial(read_calls, self._player.root, claim.episode_id, claim.attempt)
-        return await self._rows(table, claim.attempt, result)
+        return await self._rows(table, claim.attempt, result, claim.left_behind)
 
     # --- The program and its score ----------------------------------------------------------------------------
 
@@ -323,8 +323,10 @@ class Play:
 
     # --- Rows -------------------------------------------------------------------------------------------------
 
-    async def _rows(self, read: Callable[[], pa.Table], attempt: int, result: EpisodeResult) -> list[Rollout]:
-        """Return the rows of the sealed episode. read: returns its calls."""
+    async def _rows(
+        self, read: Callable[[], pa.Table], attempt: int, result: EpisodeResult, left_behind: Sequence[str]
+    ) -> list[Rollout]:
+        """Return the rows of the sealed episode. read: returns its calls. left_behind: as in SealedEpisode."""
         request, root = self._request, self._player.root
         sealed = SealedEpisode(
             episode_id=self._id,
@@ -332,6 +334,7 @@ class Play:
             seed=request.seed,
             facts=self._facts,
             result=result,
+            left_behind=left_behind,
             columns={"example_columns": request.example_columns, "wanted": stored_wanted(request.example.wanted)},
         )
 

@@ -73,6 +73,18 @@ class ServedGateway:
         found = opened.json()
         return Episode(self.url, found["episode_id"], found["attempt"], found["key"])
 
+    def wait_for_flight(self) -> None:
+        """Wait until a call is in flight."""
+        assert self.gateway is not None
+        until = time.monotonic() + 60
+        while not self.gateway.num_in_flight:
+            assert time.monotonic() < until, "no call comes"
+            time.sleep(0.002)
+
+    def stop(self) -> None:
+        """Let the gateway drain, as at the end of the block."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+
     def wait_until_idle(self) -> None:
         """Wait for the calls whose clients have gone away."""
         assert self.gateway is not None

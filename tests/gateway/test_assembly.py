@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ludic.gateway import SealedEpisode, assemble_episodes
 from ludic.gateway.episodes import EpisodeResult
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata, find_problems
-from ludic.root.rows.calls import stored_row, to_calls_table
+from ludic.root.rows.calls import stored_rows, to_calls_table
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DONE = EpisodeResult(reward=1.0)
@@ -79,8 +79,8 @@ class Calls:
     def table(self, *without: str) -> pa.Table:
         """Return all rows, as stored, but those of these calls."""
         stamp = {"run_id": "run", "worker_id": "g1-abcd"}
-        rows = [stored_row({**row, **stamp})[0] for row in self.rows if row["call_id"] not in without]
-        return to_calls_table(rows)
+        rows = [{**row, **stamp} for row in self.rows if row["call_id"] not in without]
+        return to_calls_table(stored_rows(rows)[0])
 
 
 def prompt_of(row: dict[str, Any]) -> list[int]:
@@ -211,3 +211,17 @@ def check_tree(actions: list[Any]) -> None:
     assert not found.rollouts or problems(found.rollouts) == []
     num_trained = sum(reason is None for _, reason in by_hand.values())
     assert sum(len(rollout.agent_steps) for rollout in found.rollouts) == num_trained
+
+
+def test_calls_that_a_replay_left_behind_are_in_no_row_and_rival_none() -> None:
+    calls = Calls()
+    first = calls.add([1], [2])
+    left = [calls.add([1, 2, 3], [4], request_digest="same"), calls.add([1, 2, 3, 4, 5], [6])]
+    again = [calls.add([1, 2, 7], [8]), calls.add([1, 2, 3], [9], request_digest="same")]
+    ids = [row["call_id"] for row in left]
+    (found,) = assemble_episodes(calls.table(), [SealedEpisode(episode_id="e", result=DONE, left_behind=ids)])
+    assert {row.call_id: row.reason for row in found.audit} == {
+        **{row["call_id"]: None for row in (first, *again)},
+        **dict.fromkeys(ids, "earlier_attempt"),
+    }
+    assert [row.response_tokens.tolist() for row in found.rollouts] == [[2, 7, 8], [9]]

@@ -126,7 +126,7 @@ def test_previous_response_id_puts_the_earlier_conversation_before_the_messages(
     said = [Message(role="system", content="old"), Message(role="user", content="hi")]
     call = make(calls, caller("a"), messages=said)
     new = (Message(role="system", content="new"), Message(role="user", content="more"))
-    request = CallRequest(dialect="responses", messages=new, has_instructions=True, previous_id=call.call_id)
+    request = CallRequest(dialect="responses", messages=new, previous_id=call.call_id)
     whole = calls.with_earlier(request)
     assert [each.content for each in whole.messages] == ["new", "hi", "a", "more"]
     whole = calls.with_earlier(CallRequest(dialect="responses", messages=new[1:], previous_id=call.call_id))

@@ -58,6 +58,10 @@ READ: dict[str, tuple[dict[str, Any], list[Message]]] = {
     "refusal part": ({"content": [{"type": "refusal", "refusal": "no"}]}, [said("no")]),
     "tool call": ({"content": None, "tool_calls": [call()]}, [said(tool_calls=(LOOK,))]),
     "tool call without content": ({"tool_calls": [call()]}, [said(tool_calls=(LOOK,))]),
+    "a call of a custom tool": (
+        {"tool_calls": [{"id": "c1", "type": "custom", "custom": {"name": "look", "input": "北京"}}]},
+        [said(tool_calls=(ToolCall(id="c1", name="look", arguments='{"input": "北京"}'),))],
+    ),
     "tool calls as JSON text": ({"content": "", "tool_calls": json.dumps([call()])}, [said(tool_calls=(LOOK,))]),
     "arguments as an object": (
         {"content": None, "tool_calls": [call(arguments={"city": "北京"})]},
@@ -214,9 +218,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"content": [{"type": "tool_use", "id": "c1", "name": "look", "input": "{}"}]},
         "messages[0].content[0].input is '{}', wanted an object",
     ),
-    "a custom tool": (
-        {"tool_calls": [{"type": "custom", "custom": {"name": "look", "input": "x"}}]},
-        "messages[0].tool_calls[0].type is 'custom', wanted function",
+    "a kind of call": (
+        {"tool_calls": [{"type": "shell", "shell": {}}]},
+        "messages[0].tool_calls[0].type is 'shell', wanted function or custom",
+    ),
+    "a custom tool without input": (
+        {"tool_calls": [{"type": "custom", "custom": {"name": "look"}}]},
+        "messages[0].tool_calls[0] has no texts of input, wanted one",
     ),
     "a call without a name": ({"tool_calls": [call(name="")]}, "messages[0].tool_calls[0] has no name"),
     "an id": ({"tool_calls": [{**call(), "id": 7}]}, "messages[0].tool_calls[0].id is 7, wanted a text"),

@@ -128,7 +128,7 @@ def _read_tools(fields: rules.Fields) -> tuple[list[dict[str, Any]], dict[str, M
                 tools.append(rules.custom_tool(fields, tool.get("custom"), f"{at}.custom"))
                 kinds[tools[-1]["function"]["name"]] = {"type": "custom"}
             case kind:
-                fields.treat(at, kind, "the type function or custom; ludic runs no tools of a server")
+                fields.treat(f"{at}.type", kind, "the type function or custom; ludic runs no tools of a server")
     rules.refuse_same_names(tools)
     return tools, kinds
 

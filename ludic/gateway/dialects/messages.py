@@ -105,7 +105,7 @@ def _read_tools(fields: rules.Fields) -> list[dict[str, Any]]:
     for at, tool in rules.tool_list(fields):
         if tool.get("type", "custom") != "custom":
             wanted = "a tool with input_schema, of type custom; ludic runs no tools of a server"
-            fields.treat(at, tool["type"], wanted)
+            fields.treat(f"{at}.type", tool["type"], wanted)
             continue
         if not isinstance(tool.get("input_schema"), dict):
             raise rules.wrong(f"{at}.input_schema", tool.get("input_schema"), "a JSON schema, which is an object")

@@ -365,7 +365,7 @@ def _response(answer: Answer, request: CallRequest, items: list[dict[str, Any]] 
     is_cut = items is not None and answer.finish_reason == "length"
     usage = {
         "input_tokens": answer.prompt_length,
-        "input_tokens_details": {"cached_tokens": answer.cached_length},
+        "input_tokens_details": {"cached_tokens": answer.cached_length, "cache_write_tokens": 0},
         "output_tokens": answer.completion_length,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": answer.prompt_length + answer.completion_length,

@@ -17,6 +17,8 @@ from ludic.records import Message, read_messages, read_tools, refusal
 
 MAX_DEPTH = 100
 """Maximum depth of objects and lists in a body; chat templates and schemas recurse."""
+MAX_MESSAGES = 20_000
+"""Maximum messages of a call; reading them takes 0.2 s, in which nothing else is answered."""
 HARMLESS = frozenset({
     "annotations", "cache_control", "caller", "citations", "eager_input_streaming", "id", "index", "is_error",
     "logprobs", "phase", "provider_specific_fields", "signature", "status",
@@ -167,7 +169,7 @@ class Fields:
     def treat(self, name: str, value: Any, wanted: str) -> None:
         """Treat a field as auto if the gateway is lenient. Raises RefusedCallError otherwise."""
         if not self.lenient:
-            raise wrong(name, value, wanted, reason="not_recordable")
+            raise wrong(name, value, f"{wanted}. A gateway with --lenient accepts it", reason="not_recordable")
         self.treated.append(name)
         self.asked[name] = value
 
@@ -215,8 +217,12 @@ def _one_of(names: Collection[str]) -> str:
 
 def conversation(fields: Fields, values: Any, name: str = "messages", names: Sequence[str] = ()) -> tuple[Message, ...]:
     """Return the messages of a body, at least one. names: of each value, for errors; else name[0], name[1] ..."""
-    if values is None or values == []:
-        raise refused("invalid", f"{name} is {'empty' if values == [] else 'missing'}, wanted messages", field=name)
+    if not isinstance(values, list) or not values:
+        shown = "missing" if values is None else "empty" if values == [] else "no list"
+        raise refused("invalid", f"{name} is {shown}, wanted a list of messages", field=name)
+    if len(values) > MAX_MESSAGES:
+        sentence = f"{name} has {len(values):,} messages, wanted at most {MAX_MESSAGES:,}"
+        raise refused("invalid", sentence, field=name)
     try:
         read = read_messages(values, name, names=names)
     except RefusedRecordError as error:
@@ -254,7 +260,7 @@ def known_fields(fields: Fields, value: Mapping[str, Any], known: Collection[str
         raise wrong(at, value, "an object")
     present = {name: each for name, each in value.items() if each is not None}
     # The index is left out of the name, so that the fields of all items are counted together.
-    fields.note({f"{re.sub(r'[0-9]+', '', at)}.{name}": 1 for name in present.keys() - known - {"type"}})
+    fields.note({f"{re.sub(r'[0-9]+', '', at)}.{name}": 1 for name in sorted(present.keys() - known - {"type"})})
     return {name: each for name, each in present.items() if name in known}
 
 
