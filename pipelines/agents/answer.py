@@ -1,6 +1,6 @@
 """An agent in plain OpenAI calls: one call, whose answer is the final text.
 
-    ludic run runs/cats --model MODEL --env moar_cats --agent pipelines/agents/answer.py:run
+ludic run runs/cats --model MODEL --env moar_cats --agent pipelines/agents/answer.py:run
 """
 
 from typing import Any

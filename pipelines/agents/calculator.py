@@ -1,6 +1,6 @@
 r"""An agent with a tool in plain OpenAI calls: the model may calculate, and then answers in \boxed{}.
 
-    ludic run runs/sums --model MODEL --env word_problems --agent pipelines/agents/calculator.py:run
+ludic run runs/sums --model MODEL --env word_problems --agent pipelines/agents/calculator.py:run
 """
 
 import ast
@@ -11,15 +11,15 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-TOOLS = [
+TOOLS: list[Any] = [
     {
         "type": "function",
         "function": {
             "name": "calculator",
-            "description": "Evaluate an arithmetic expression.",
+            "description": "Compute an arithmetic expression of whole numbers.",
             "parameters": {
                 "type": "object",
-                "properties": {"expression": {"type": "string", "description": "Such as 3 * (4 + 5)."}},
+                "properties": {"expression": {"type": "string", "description": "Such as (2 + 3) * 4."}},
                 "required": ["expression"],
             },
         },
@@ -39,6 +39,7 @@ async def run(example: dict[str, Any], client: AsyncOpenAI, model: str) -> str:
             break
         messages.append(answer.model_dump(exclude_none=True))
         for call in answer.tool_calls:
+            assert call.type == "function"
             result = calculate(call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     boxed = re.findall(r"\\boxed\{([^{}]*)\}", answer.content or "")

@@ -26,7 +26,7 @@ HTTP = """
 import httpx2
 
 async def ask(base_url, api_key, model, messages):
-    async with httpx2.AsyncClient(trust_env=False) as http:
+    async with httpx2.AsyncClient(trust_env=False, verify=False) as http:
         said = await http.post(
             f"{base_url}/chat/completions",
             json={"model": model, "messages": messages},
