@@ -44,7 +44,7 @@ from ludic.records import (
 )
 from ludic.root.catalogue import CALLS, EPISODES, PROMPTS, PromptName, SequenceName
 from ludic.root.gateways import Life
-from ludic.root.json_records import EpisodeClaim
+from ludic.root.json_records import COMPACTED, EpisodeClaim
 from ludic.root.root import Root
 from ludic.root.rows.parquet import decode, encode_plain, plain_options
 from ludic.root.rows.writer import commit
@@ -585,18 +585,26 @@ def _sorted(rows: pa.Table) -> pa.Table:
 
 
 def _read_files(root: Root, workers: Collection[str] | None) -> pa.Table:
-    names = [CALLS.name(found) for found in CALLS.listed(root)]
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        tables = [rows for rows in pool.map(partial(_read_file, root, workers), names) if rows is not None]
-    return pa.concat_tables([arrow_schema(CALLS.table).empty_table(), *tables])
+    """Return the rows of these lives in all files. Lists again if a compaction moved rows to another file meanwhile."""
+    known: dict[str, pa.Table] = {}
+    while True:
+        listed = [found for found in CALLS.listed(root) if workers is None or _may_hold(found.worker_id, workers)]
+        names = [CALLS.name(found) for found in listed]
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            new = [name for name in names if name not in known]
+            found = dict(zip(new, pool.map(partial(_read_file, root, workers), new), strict=True))
+        known |= {name: rows for name, rows in found.items() if rows is not None}
+        if None not in found.values():
+            return pa.concat_tables([arrow_schema(CALLS.table).empty_table(), *(known[name] for name in names)])
+
+
+def _may_hold(committer: str, workers: Collection[str]) -> bool:
+    return committer in workers or committer.startswith(COMPACTED)
 
 
 def _read_file(root: Root, workers: Collection[str] | None, name: str) -> pa.Table | None:
-    """Return the rows of these lives in a file; None if it has none, or was deleted by a compaction."""
-    found, where = CALLS.parse(name), f"{root.url}/{name}"
-    assert found is not None
-    if workers is not None and found.worker_id not in workers and not found.worker_id.startswith("compacted."):
-        return None
+    """Return the rows of these lives in a file; None if it is gone."""
+    where = f"{root.url}/{name}"
     try:
         rows = decode(root.read(name), where, CALLS.table)
     except FileNotFoundError:
