@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ludic.run.config import RunConfig
 from ludic.run.run_json import create_root
 
 SLOW_S = 0.4
-LONG = 8_000_000
+LONG = 600_000
 """Bytes of an answer that the buffers of two sockets do not hold."""
 HTTP = HttpSettings(
     open_stream_after_s=0.1, keep_alive_s=0.05, receive_within_s=0.5, send_within_s=0.5, max_header_bytes=20_000
@@ -70,9 +71,15 @@ def num_calls(server: ServedGateway) -> int:
     return len(read_all_calls(server.root))
 
 
-def connected(server: ServedGateway) -> socket.socket:
+def connected(server: ServedGateway, room: int | None = None) -> socket.socket:
+    """A connection. room: bytes that it may have received and not read."""
     host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=5)
+    connection = socket.socket()
+    connection.settimeout(5)
+    if room is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    connection.connect((host, int(port)))
+    return connection
 
 
 def until_closed(connection: socket.socket) -> bytes:
@@ -121,7 +128,7 @@ WRONG: list[tuple[str, str, dict[str, str], bytes, int, str]] = [
     ("POST", "/v1/chat/completions", {"Authorization": "Bearer KEY", "api-key": "sk-other"}, b"{}", 401, "different"),
     ("POST", "/v1/chat/completions", {"Authorization": f"Bearer {OWN_KEY}"}, b"{}", 401, "gateway's own key"),
     ("POST", "/v1/messages", {"x-api-key": "KEY"}, b'{"messages": [', 400, "JSON"),
-    ("POST", "/v1/chat/completions", {"Authorization": "Bearer KEY"}, b"[" * 90_000, 400, "JSON"),
+    ("POST", "/v1/chat/completions", {"Authorization": "Bearer KEY"}, b"[" * 90_000, 400, "nested"),
     ("POST", "/v1/responses", {"Authorization": "Bearer KEY"}, b'{"model": "gpt-5", "input": "a"}', 404, "gpt-5"),
     ("POST", "/v1/chat/completions", {"Authorization": "Bearer KEY"}, b"x" * 100_001, 413, "100,000"),
     (
@@ -223,7 +230,8 @@ def test_endless_headers_are_refused(server: ServedGateway) -> None:
     with connected(server) as connection:
         connection.sendall(b"GET /v1/models HTTP/1.1\r\nX-Long: " + b"a" * 200_000)
         time.sleep(0.05)
-        connection.sendall(b"a" * 100_000)
+        with suppress(ConnectionError):
+            connection.sendall(b"a" * 100_000)
         assert until_closed(connection)[:12] in (b"HTTP/1.1 431", b"")  # a reset may come first
 
 
@@ -232,7 +240,7 @@ def test_a_client_that_does_not_read_is_cut_and_its_call_is_stored(server: Serve
     body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": "be long"}]}).encode()
     target = f"{episode.base_url.removeprefix(server.url)}/v1/chat/completions"
     head = f"POST {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {episode.key}\r\n"
-    with connected(server) as connection:
+    with connected(server, room=4_096) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         server.wait_for_flight()
         server.wait_until_idle()
@@ -323,7 +331,8 @@ def test_keys_are_in_no_file_and_no_log(server: ServedGateway, folder: Path, cap
     with caplog.at_level(logging.DEBUG):
         episode = server.open_episode()
         headers = {**episode.headers, "session-token": episode.key, "x-session-id": episode.key}
-        body = {"model": "scripted", "messages": MESSAGES}
+        told = [*MESSAGES, {"role": "user", "content": f"OPENAI_API_KEY={episode.key} is what env prints"}]
+        body = {"model": "scripted", "messages": told}
         assert httpx2.post(f"{episode.base_url}/v1/chat/completions", json=body, headers=headers).status_code == 200
         episode.seal()
     for secret in (episode.key, OWN_KEY):
