@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 from gateway.scripted import Asked, Turn, says, scripted_agent
-from gateway.served import OWN_KEY, ServedGateway, served
+from gateway.served import OWN_KEY, Episode, ServedGateway, served
 
 from ludic.base.defaults import RECORDED_ENV
 from ludic.engines.engine import SamplingParams
@@ -25,7 +25,7 @@ from ludic.run.config import RunConfig
 from ludic.run.run_json import create_root
 
 SLOW_S = 0.4
-LONG = 600_000
+LONG = 450_000
 """Bytes of an answer that the buffers of two sockets do not hold."""
 HTTP = HttpSettings(
     open_stream_after_s=0.1, keep_alive_s=0.05, receive_within_s=0.5, send_within_s=0.5, max_header_bytes=20_000
@@ -66,9 +66,15 @@ def server(folder: Path) -> Iterator[ServedGateway]:
         yield here
 
 
-def num_calls(server: ServedGateway) -> int:
-    """Rows of calls in the root, whatever became of them."""
-    return len(read_all_calls(server.root))
+@pytest.fixture(scope="module")
+def episode(server: ServedGateway) -> Episode:
+    """An episode without calls."""
+    return server.open_episode()
+
+
+def num_files(folder: Path) -> int:
+    """Files of calls, which also have the intents."""
+    return len([*folder.glob("run/calls/*")])
 
 
 def connected(server: ServedGateway, room: int | None = None) -> socket.socket:
@@ -153,12 +159,18 @@ WRONG: list[tuple[str, str, dict[str, str], bytes, int, str]] = [
 
 @pytest.mark.parametrize(("method", "path", "headers", "body", "status", "words"), WRONG)
 def test_what_is_refused_has_its_status_and_the_form_of_the_dialect_and_is_no_call(
-    server: ServedGateway, method: str, path: str, headers: dict[str, str], body: bytes, status: int, words: str
+    episode: Episode,
+    folder: Path,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    body: bytes,
+    status: int,
+    words: str,
 ) -> None:
-    episode = server.open_episode()
-    before = num_calls(server)
+    before = num_files(folder)
     sent = {name: value.replace("KEY", episode.key) for name, value in headers.items()}
-    found = httpx2.request(method, server.url + path, headers=sent, content=body)
+    found = httpx2.request(method, episode.url + path, headers=sent, content=body)
     assert found.status_code == status, found.text
     assert found.headers["x-should-retry"] == "false"
     if method != "HEAD":
@@ -168,7 +180,7 @@ def test_what_is_refused_has_its_status_and_the_form_of_the_dialect_and_is_no_ca
         assert (found.json().get("type") == "error") == is_anthropic
         assert episode.key not in found.text
         assert OWN_KEY not in found.text
-    assert num_calls(server) == before
+    assert num_files(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -190,8 +202,7 @@ def test_what_is_refused_has_its_status_and_the_form_of_the_dialect_and_is_no_ca
         "/e/other/1/v1/models",
     ],
 )
-def test_no_path_leaves_its_episode(server: ServedGateway, folder: Path, path: str) -> None:
-    episode = server.open_episode()
+def test_no_path_leaves_its_episode(server: ServedGateway, episode: Episode, folder: Path, path: str) -> None:
     before = sorted(folder.rglob("*"))
     target = path.replace("{id}", episode.episode_id)
     head = (
@@ -202,9 +213,7 @@ def test_no_path_leaves_its_episode(server: ServedGateway, folder: Path, path: s
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_chunked_body_is_counted(server: ServedGateway) -> None:
-    episode = server.open_episode()
-
+def test_a_chunked_body_is_counted(episode: Episode) -> None:
     def pieces() -> Iterator[bytes]:
         for _ in range(11):
             yield b" " * 10_000
@@ -214,8 +223,7 @@ def test_a_chunked_body_is_counted(server: ServedGateway) -> None:
     assert found.json()["error"]["type"] == "request_too_large"
 
 
-def test_a_slow_client_is_answered_408_or_cut(server: ServedGateway) -> None:
-    episode = server.open_episode()
+def test_a_slow_client_is_answered_408_or_cut(server: ServedGateway, episode: Episode) -> None:
     head = f"POST {episode.base_url.removeprefix(server.url)}/v1/messages HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     with connected(server) as slow_body, connected(server) as slow_headers:
         slow_body.sendall(f"{head}Authorization: Bearer {episode.key}\r\nContent-Length: 100\r\n\r\n{{".encode())
@@ -235,6 +243,7 @@ def test_endless_headers_are_refused(server: ServedGateway) -> None:
         assert until_closed(connection)[:12] in (b"HTTP/1.1 431", b"")  # a reset may come first
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_is_cut_and_its_call_is_stored(server: ServedGateway) -> None:
     episode = server.open_episode()
     body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": "be long"}]}).encode()
@@ -312,9 +321,8 @@ def test_other_names_of_this_machine_are_refused(server: ServedGateway) -> None:
         assert found.split(b" ")[1] == status
 
 
-def test_models_and_counts_are_no_calls(server: ServedGateway) -> None:
-    episode = server.open_episode()
-    before = num_calls(server)
+def test_models_and_counts_are_no_calls(server: ServedGateway, episode: Episode, folder: Path) -> None:
+    before = num_files(folder)
     listed = httpx2.get(f"{episode.base_url}/v1/models?client_version=1", headers=episode.headers).json()
     assert [model["id"] for model in listed["data"]] == ["scripted"]
     assert httpx2.get(f"{server.url}/v1/models/scripted", headers=episode.headers).json()["id"] == "scripted"
@@ -324,7 +332,7 @@ def test_models_and_counts_are_no_calls(server: ServedGateway) -> None:
         headers={"x-api-key": episode.key},
     )
     assert counted.json()["input_tokens"] > len("hello")
-    assert num_calls(server) == before
+    assert num_files(folder) == before
 
 
 def test_keys_are_in_no_file_and_no_log(server: ServedGateway, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
