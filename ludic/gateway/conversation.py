@@ -16,7 +16,7 @@ from ludic.engines import GenerationRequest, SamplingParams, check_completion
 from ludic.errors import ModelError
 from ludic.gateway.answers import AnswerReader
 from ludic.gateway.calls import CallRequest, Prompt, Sampled, StoredCall, refused
-from ludic.gateway.matching import Conversation, tools_digest
+from ludic.gateway.matching import SentMessages, tools_digest
 from ludic.gateway.prompts import PromptMaker, begins, num_tokens
 
 
@@ -91,7 +91,7 @@ class EngineBackend:
         return Prompt(tokens=tokens, extends=None if base is None else base.call_id, made="given")
 
     async def _of_messages(self, request: CallRequest, earlier: Sequence[StoredCall]) -> Prompt:
-        conversation = Conversation(request.messages)
+        conversation = SentMessages(request.messages)
         known = conversation.longest_known(earlier)
         with_tokens = self._with_same_tools(request, earlier)
         base = known if known in with_tokens else conversation.longest_known(with_tokens)

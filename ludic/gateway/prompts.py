@@ -25,7 +25,7 @@ from ludic.agents import PROBE_SCHEMA, text_after_stop, tokens_of
 from ludic.engines import Completion
 from ludic.errors import ModelError
 from ludic.gateway.calls import CallRequest, Prompt, StoredCall
-from ludic.gateway.matching import Conversation
+from ludic.gateway.matching import SentMessages
 from ludic.models import ChatRenderer, Tokenizer, render_text
 from ludic.records import Message, ToolCall
 
@@ -357,7 +357,7 @@ def _after(messages: Sequence[Message], base: StoredCall) -> list[Message]:
 def _base(call: StoredCall, earlier: Sequence[StoredCall]) -> StoredCall | None:
     """Return the call that a stored call continues, of those before it."""
     index = next((number for number, each in enumerate(earlier) if each is call), len(earlier))
-    return Conversation(call.messages).longest_known(earlier[:index])
+    return SentMessages(call.messages).longest_known(earlier[:index])
 
 
 def _sampled(call: StoredCall) -> tuple[np.ndarray, Completion]:
