@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from ludic.agents import Agent, beside
-from ludic.engines import GenerationRequest, SamplingParams, check_completion
+from ludic.engines import Completion, GenerationRequest, SamplingParams, check_completion
 from ludic.errors import ModelError
 from ludic.gateway.answers import AnswerReader
 from ludic.gateway.calls import CallRequest, Prompt, Sampled, StoredCall, refused
@@ -71,6 +71,10 @@ class EngineBackend:
         check_completion(engine.name, generation, completion, self._agent.vocab_size)
         read = partial(self._answers.read, request, prompt.tokens, completion, seed)
         return await beside(self._tokenizer, _CHARACTERS_A_TOKEN * len(completion.tokens), read)
+
+    def token_texts(self, completion: Completion) -> tuple[str, ...]:
+        """Return the text of each token of a completion."""
+        return self._answers.token_texts(completion)
 
     async def count(self, request: CallRequest) -> int:
         """Return the number of prompt tokens of a call that extends no other. Raises RefusedCallError."""

@@ -293,10 +293,13 @@ async def test_a_gateway_that_starts_again_knows_keys_answers_and_unfinished_cal
     texts = ["start"] + [
         each for answer in whole for each in (answer.message.content, f"after {answer.message.content}")
     ]
-    hanging = lambda asked: Turn(delay_s=60) if asked.number == 2 else numbered(asked)  # noqa: E731
+    hanging = lambda asked: Turn(delay_s=60) if asked.number == 3 else numbered(asked)  # noqa: E731
     async with serving(root, hanging, drain_timeout_s=0.05) as gateway:
         opened = await gateway.open_episode(seed=9)
         before = await converse(gateway, opened, 2)
+        with_logprobs = await ask(
+            gateway, await gateway.open_episode(episode_id="e"), "hi", asks={"asks_logprobs": True}
+        )
         lost = asyncio.create_task(ask(gateway, opened, *texts[:5]))
         await asyncio.sleep(0.02)
     assert (await refusal(lost)).reason == "stopping"
@@ -304,6 +307,10 @@ async def test_a_gateway_that_starts_again_knows_keys_answers_and_unfinished_cal
         episode = await gateway.find(opened.key)
         assert (episode.episode_id, episode.seed, episode.key) == (opened.episode_id, 9, None)
         assert await ask(gateway, episode, *texts[:3], retry_count=1) == before[1]
+        other = await gateway.find(None, "e", 1)
+        again = await ask(gateway, other, "hi", asks={"asks_logprobs": True}, retry_count=1)
+        assert again.token_texts == with_logprobs.token_texts
+        assert again.token_logprobs.tolist() == with_logprobs.token_logprobs.tolist()
         third = await ask(gateway, episode, *texts[:5], retry_count=1)
         fourth = await ask(gateway, episode, *texts[:7])
         assert [each.message for each in (*before, third, fourth)] == [each.message for each in whole]
