@@ -135,6 +135,18 @@ class Gateway:
         """Return the answer of an open episode that came last; None before the first. Raises RefusedCallError."""
         return (await self._episodes.calls(await self._episodes.of(episode))).last_answer
 
+    async def posted_score(self, episode: OpenEpisode) -> EpisodeResult | None:
+        """Return the score of an open episode that was posted last; None if there is none. Raises RefusedCallError."""
+        claim = (await self._episodes.of(episode)).claim
+        if claim.scored_at is None:
+            return None
+        return EpisodeResult(
+            reward=claim.reward,
+            reward_components=claim.reward_components,
+            correct=claim.correct,
+            scored_call_id=claim.scored_call_id,
+        )
+
     def calls_of(self, episode: OpenEpisode) -> pa.Table:
         """Return the calls of a sealed episode as they are stored, also those of earlier lives, without reading.
 
@@ -187,6 +199,7 @@ class Gateway:
         self._is_stopping = True
         for task in self._background:
             task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         if self._working:
             _, left = await asyncio.wait(self._working, timeout=self.settings.drain_timeout_s)
             for call in left:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +21,7 @@ from ludic.base import mask, storable
 from ludic.errors import ConfigError, FencedError, LudicError, NameTakenError, one_line
 from ludic.gateway.call_rows import held_calls, prompt_digests
 from ludic.gateway.calls import refused
-from ludic.gateway.episode_calls import EpisodeCalls
+from ludic.gateway.episode_calls import EpisodeCalls, HeldCall
 from ludic.gateway.episodes import (
     CallCounts,
     EpisodeFacts,
@@ -45,7 +45,7 @@ from ludic.root import (
     seal_episode,
     take_over,
 )
-from ludic.root.rows import read_calls, read_prompt
+from ludic.root.rows import EarlierCalls, read_prompt
 from ludic.settings import SideThread
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,8 @@ RETRY_S = 1.0
 """Seconds after which a client should repeat a refused request that may succeed later."""
 _LOAD_SHARE = 0.1
 """Maximum share of the time in which the claims of other lives are read, whatever unknown keys are tried."""
-_WATCH_S = 2.0
+WATCH_S = 2.0
+"""Seconds between two looks for episodes that expire."""
 _MOST_SEALED_KEYS = 100_000
 _MOST_CHARACTERS = 10_000
 _MOST_IDLE_THREADS = 8
@@ -110,6 +111,8 @@ class HeldEpisodes:
         self._loading = asyncio.Lock()
         self._next_load_at = 0.0
         """time.monotonic() from which on claims are read again."""
+        self._earlier = EarlierCalls(root, life.worker_id)
+        self._prompt = lru_cache(1024)(partial(read_prompt, root))
         self._threads = _Threads()
         self._lives = _OtherLives(root, self._threads)
 
@@ -308,8 +311,8 @@ class HeldEpisodes:
         return held.calls
 
     async def _read_calls(self, held: Held) -> EpisodeCalls:
-        rows, prompts = await self._threads.run(partial(_stored_calls, self._root, *held.name))
-        found = [call for call in held_calls(rows, prompts) if call.call_id not in held.claim.left_behind]
+        rows, found = await self._threads.run(partial(self._stored_calls, *held.name))
+        found = [call for call in found if call.call_id not in held.claim.left_behind]
         held.calls = EpisodeCalls(found, is_replay=held.is_replay, rows=self._new_rows())
         held.episode.found_rows = rows if self._keeps_rows else None
         return held.calls
@@ -317,13 +320,23 @@ class HeldEpisodes:
     def _new_rows(self) -> list[Row] | None:
         return [] if self._keeps_rows else None
 
+    def _stored_calls(self, episode_id: str, attempt: int) -> tuple[pa.Table, list[HeldCall]]:
+        """Return the rows of an attempt, and its calls. Takes milliseconds."""
+        rows = self._earlier.read(episode_id, attempt)
+        return rows, held_calls(rows, {digest: self._prompt(digest) for digest in prompt_digests(rows)})
+
     # --- Change ---
 
     async def leave_behind(self, held: Held) -> None:
-        """Store which calls a replay did not reach."""
+        """Store which calls a replay did not reach, if it has ended."""
+        if values := self._left_behind(held):
+            await self._changed(held, **values)
+
+    @staticmethod
+    def _left_behind(held: Held) -> dict[str, Any]:
         known = held.claim.left_behind
-        if held.calls is not None and (new := [each for each in held.calls.left_behind if each not in known]):
-            await self._changed(held, left_behind=[*known, *new])
+        new = [] if held.calls is None else [each for each in held.calls.left_behind if each not in known]
+        return {"left_behind": [*known, *new]} if new else {}
 
     async def score(self, held: Held, result: EpisodeResult) -> None:
         """Store the score of an open episode."""
@@ -338,8 +351,10 @@ class HeldEpisodes:
         check_score(result)
         held.is_sealing = True
         try:
+            if held.is_replay:  # calls that the agent's last run did not reach
+                (await self.calls(held)).end_replay()
             await _ended(held.calls)
-            await self._changed(held, is_end=True, **_end(result))
+            await self._changed(held, is_end=True, **self._left_behind(held), **_end(result))
         except BaseException:
             held.is_sealing = False
             raise
@@ -386,12 +401,15 @@ class HeldEpisodes:
         """Seal episodes that expire, also those of lives that have ended, until this is cancelled."""
         await self._load()
         while True:
+            try:
+                await self._lives.look(claim.life for claim in self._others.values())
+            except LudicError as error:
+                logger.warning("lives of other gateways could not be read: %s", error)
             now = datetime.now(UTC)
-            await self._lives.look(claim.life for claim in self._others.values())
             over = [name for name, claim in self._others.items() if _expires(claim, self._timeout_s) <= now]
             for name in [*over, *(name for name, held in self._held.items() if held.episode.expires_at <= now)]:
                 await self._expire(name)
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(WATCH_S)
 
     async def _expire(self, name: Name) -> None:
         try:
@@ -466,12 +484,6 @@ class _OtherLives:
                 return record.address
             await asyncio.sleep(first.lease_s / _LOOKS_A_LEASE)
         return None
-
-
-def _stored_calls(root: Root, episode_id: str, attempt: int) -> tuple[pa.Table, dict[str, Any]]:
-    """Return the rows of an attempt, and the system messages that they name by digest."""
-    rows = read_calls(root, episode_id, attempt)
-    return rows, {digest: read_prompt(root, digest) for digest in prompt_digests(rows)}
 
 
 async def _ended(calls: EpisodeCalls | None) -> None:

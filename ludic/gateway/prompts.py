@@ -15,8 +15,8 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -67,22 +67,33 @@ class PromptMaker:
     def __init__(self, tokenizer: Tokenizer, special_tokens: np.ndarray, *, keep_thinking: bool) -> None:
         """special_tokens: (n,) int32. keep_thinking: as for `EngineBackend`."""
         self._tokenizer, self._special, self._keep_thinking = tokenizer, special_tokens, keep_thinking
-        self._reads_reasoning = ChatRenderer(tokenizer, ()).reads_reasoning
         self._secret = secrets.token_hex(8)
         """Part of the markers, so that no message contains one."""
         self._shown: WeakKeyDictionary[StoredCall, _Shown] = WeakKeyDictionary()
         """Of calls of earlier lives of the gateway."""
+        # The episodes of a group, and their sub-agents, begin alike.
         self._tokens = lru_cache(maxsize=64)(self._tokenise)
         self._closing = lru_cache(maxsize=2)(self._find_closing)
 
     def whole(self, request: CallRequest, known: StoredCall | None, earlier: Sequence[StoredCall]) -> Prompt:
+        """Return the prompt that the template renders of all messages.
+
+        known: the call that they continue, whose answer is taken as it was sampled; so are the answers before it.
+        """
         messages = request.messages
         if known is not None:
             messages = (*self._messages_of(known, earlier), known.answer, *_after(messages, known))
-        renderer = ChatRenderer(self._tokenizer, self._as_read(messages), tools=request.tools)
-        prepared = renderer.prepared(len(messages))
-        text = renderer.text_of(prepared, add_generation_prompt=True)
-        return Prompt(tokens=self._tokens(text), made="whole", shown=_shown(messages, prepared, text))
+        prepared, text = self._render(messages, request.tools)
+        tokens = self._tokens(text) if len(text) < _LONG else self._tokenise(text)
+        return Prompt(tokens=tokens, made="whole", shown=_shown(messages, prepared, text))
+
+    def _render(
+        self, messages: Sequence[Message], tools: Tools, before: Sequence[dict[str, Any]] = ()
+    ) -> tuple[Sequence[dict[str, Any]], str]:
+        """Return messages as the template gets them, and the text of the prompt. before: messages before them."""
+        renderer = ChatRenderer(self._tokenizer, self._as_read(messages), tools=tools)
+        prepared = [*before, *renderer.prepared(len(messages))]
+        return prepared, renderer.text_of(prepared, add_generation_prompt=True)
 
     def _tokenise(self, text: str) -> np.ndarray:
         tokens = tokens_of(self._tokenizer, text)
@@ -90,15 +101,26 @@ class PromptMaker:
         return tokens
 
     def _as_read(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages with their thinking in the content, if the template does not read it apart."""
-        if self._reads_reasoning:
-            return [*messages]
-        return [
-            replace(each, reasoning=None, content=f"<think>\n{each.reasoning}\n</think>\n\n{each.content}")
-            if each.reasoning is not None and each.role == "assistant"
-            else each
-            for each in messages
-        ]
+        """Return messages with their thinking where the template reads it: apart, or in the content."""
+        where = self._place_of_thinking
+        return [*messages] if where == "apart" else [_with_thinking_in(each, where == "content") for each in messages]
+
+    @cached_property
+    def _place_of_thinking(self) -> Literal["apart", "content", "nowhere"]:
+        """Where the template reads the thinking of an answer."""
+        if ChatRenderer(self._tokenizer, ()).reads_reasoning:
+            return "apart"
+        thinking = f"LUDIC{self._secret}"
+        answer = _with_thinking_in(Message(role="assistant", content="answer", reasoning=thinking), True)
+        question = Message(role="user", content="question")
+        for messages in ([question, answer], [question, answer, question]):
+            try:
+                text = render_text(self._tokenizer, messages, add_generation_prompt=False)
+            except ModelError:
+                continue
+            if thinking in text:
+                return "content"
+        return "nowhere"
 
     # --- Prompts that extend an earlier call's -----------------------------------------------------------
 
@@ -124,10 +146,8 @@ class PromptMaker:
         None if the template does not show the call's tokens.
         """
         for marked in self._markings(call):
-            renderer = ChatRenderer(self._tokenizer, self._as_read([marked.message, *after]), tools=tools)
-            prepared = [*before.prepared, *renderer.prepared(1 + len(after))]
             try:
-                text = renderer.text_of(prepared, add_generation_prompt=True)
+                prepared, text = self._render([marked.message, *after], tools, before.prepared)
             except ModelError:
                 continue  # of several tool calls, for example, which some templates refuse
             start = self._start(before, text)
@@ -287,13 +307,13 @@ class PromptMaker:
             found = None if before is None else self._show(before, base, _after(call.messages, base), tools)
             return None if found is None else found[0]
         messages = self._messages_of(call, earlier)
-        renderer = ChatRenderer(self._tokenizer, self._as_read(messages), tools=tools)
-        prepared = renderer.prepared(len(messages))
-        text = renderer.text_of(prepared, add_generation_prompt=True)
+        prepared, text = self._render(messages, tools)
         is_same = np.array_equal(self._tokens(text), _sampled(call)[0])
         return _shown(messages, prepared, text) if is_same else None
 
 
+_LONG = 500_000
+"""Characters from which the tokens of a text are not kept."""
 _END_OF_THINKING = "\n</think>\n\n"
 _PROBE_ID = "call00000"
 """Id of the tool call by which the end of calls is found; nine letters and digits, as Mistral's templates want."""
@@ -311,6 +331,14 @@ def _shown(messages: tuple[Message, ...], prepared: Sequence[dict[str, Any]], te
         body_length=len(body),
         body_digest=hash(body),
     )
+
+
+def _with_thinking_in(message: Message, is_in_content: bool) -> Message:
+    """Return a message without thinking apart from its content, which then holds it or not."""
+    if message.reasoning is None or message.role != "assistant":
+        return message
+    content = f"<think>\n{message.reasoning}\n</think>\n\n{message.content}" if is_in_content else message.content
+    return replace(message, reasoning=None, content=content)
 
 
 def _after(messages: Sequence[Message], base: StoredCall) -> list[Message]:

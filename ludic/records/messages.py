@@ -27,7 +27,9 @@ MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 """Names of content that ludic can't train on, in rows, messages and parts; a record with one is refused."""
 _MEDIA = frozenset({*MEDIA, "image_url", "input_audio"})
 
-_FIELDS = frozenset({"role", "content", "name", "tool_calls", "function_call", "refusal"})
+_ROLES = (*ROLES, "function")
+_FIELDS = frozenset({"role", "content", "name", "tool_calls", "function_call", "refusal", *REASONING, *MARKS})
+_FIELDS_OF_RESULTS = _FIELDS | {"tool_call_id"}
 _PARTS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("text", "input_text", "output_text"), frozenset({"text"})),
     "refusal": frozenset({"refusal"}),
@@ -184,11 +186,11 @@ def _turns(value: Any, at: str, has_tokens: bool, unread: set[str]) -> Iterator[
     if not isinstance(value, Mapping):
         raise refusal(at, value, "an object with role and content")
     role = value.get("role")
-    if not isinstance(role, str) or role not in (*ROLES, "function"):
+    if not isinstance(role, str) or role not in _ROLES:
         raise refusal(f"{at}.role", role, f"one of {', '.join(ROLES)}")
-    of_role = {"tool_call_id"} if role in ("tool", "function") else set()
+    is_result = role in ("tool", "function")
     _refuse_media(value, at)
-    _note_unknown(value, _FIELDS.union(REASONING, MARKS, of_role), "", unread)
+    _note_unknown(value, _FIELDS_OF_RESULTS if is_result else _FIELDS, "", unread)
     content = _read_content(value.get("content"), f"{at}.content", unread)
     refused = _text(value, "refusal", at) or None
     if refused is not None and content.text:
@@ -211,7 +213,7 @@ def _turns(value: Any, at: str, has_tokens: bool, unread: set[str]) -> Iterator[
         name=_text(value, "name", at),
         tool_calls=calls,
         reasoning=reasoning if role == "assistant" else None,
-        tool_call_id=_text(value, "tool_call_id", at) if of_role else None,
+        tool_call_id=_text(value, "tool_call_id", at) if is_result else None,
     )
     yield _Turn(_checked(message, at), *mark)
 

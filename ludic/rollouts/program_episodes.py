@@ -229,7 +229,7 @@ class Play:
             if counts.num_calls + counts.num_replayed_calls == 0:
                 raise EpisodeFailedError(self._without_calls())
             if self._player.run.posted_scores:
-                return self._posted(episode)
+                return await self._posted(episode)
             self._transition = await self._score(held, folder)
             return self._scored(self._transition)
         finally:
@@ -314,9 +314,9 @@ class Play:
             last_output=self._end.last_output,
         )
 
-    def _posted(self, episode: OpenEpisode) -> EpisodeResult:
+    async def _posted(self, episode: OpenEpisode) -> EpisodeResult:
         """Return the result with the score that the agent posted."""
-        found = episode.result
+        found = await self._gateway.posted_score(episode)
         if found is None or found.reward is None:
             raise EpisodeFailedError("the agent posted no score to its gateway, and posted_scores is set")
         return replace(found, exit_code=self._end.exit_code, last_output=self._end.last_output)

@@ -13,7 +13,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 import gateway_lives
-import lives
 import pytest
 
 import ludic
@@ -23,7 +22,8 @@ from ludic.root.maintenance.verify import check_root
 from ludic.root.rows.tables import read_table
 
 fork_server = multiprocessing.get_context("forkserver")
-fork_server.set_forkserver_preload(["gateway_lives", "s3fs", "ludic.root.sql.connection"])
+# A process then starts in some ms: what it imports is there already.
+fork_server.set_forkserver_preload(["ludic.root.rows.calls", "ludic.root.gateways", "s3fs"])
 
 
 @dataclass
@@ -48,11 +48,11 @@ class Gateway:
         return self.heard
 
 
-def start(url: str, *args: object) -> Gateway:
+def start(url: str, *, lease_s: float = 12.0) -> Gateway:
     said, says = fork_server.Pipe(duplex=False)
     with says:
-        arguments = (gateway_lives.serve, dict(os.environ), says, url, *args)
-        process = fork_server.Process(target=lives.live, args=arguments, daemon=True)
+        arguments = (says, dict(os.environ), url, lease_s)
+        process = fork_server.Process(target=gateway_lives.serve, args=arguments, daemon=True)
         process.start()
     return Gateway(process, said)
 

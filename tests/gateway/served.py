@@ -11,12 +11,12 @@ from typing import Any
 
 import httpx2
 import numpy as np
-from ludic.gateway.conversation import EngineBackend
 
 from ludic.agents.agent import Agent
 from ludic.engines.engine import SamplingParams
 from ludic.gateway.assembly import Assembly, SealedEpisode, assemble_episodes
 from ludic.gateway.config import GatewaySettings, HttpSettings
+from ludic.gateway.conversation import EngineBackend
 from ludic.gateway.episodes import EpisodeResult, key_digest
 from ludic.gateway.gateway import Gateway
 from ludic.gateway.server import new_loop, running
@@ -72,6 +72,18 @@ class ServedGateway:
         assert opened.status_code == 201, opened.text
         found = opened.json()
         return Episode(self.url, found["episode_id"], found["attempt"], found["key"])
+
+    def wait_for_flight(self) -> None:
+        """Wait until a call is in flight."""
+        assert self.gateway is not None
+        until = time.monotonic() + 60
+        while not self.gateway.num_in_flight:
+            assert time.monotonic() < until, "no call comes"
+            time.sleep(0.002)
+
+    def stop(self) -> None:
+        """Let the gateway drain, as at the end of the block."""
+        self._loop.call_soon_threadsafe(self._stop.set)
 
     def wait_until_idle(self) -> None:
         """Wait for the calls whose clients have gone away."""

@@ -169,9 +169,7 @@ def run_client(client: Client, episode: Episode, folder: Path, *, streams: bool,
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    made = Root(str(tmp_path / "root"))
-    put_run(made, RunConfig(model="scripted", env=("moar_cats",)))
-    return made
+    return put_run(str(tmp_path / "root"), RunConfig(model="scripted", env=("moar_cats",)))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from ludic.errors import ConfigError
 from ludic.root.root import Root
 from ludic.run.config import RunConfig
 from ludic.run.run_json import from_json, put_run, run_of, to_json
+from ludic.settings.table import names_of
 
 COLUMNS = {"x_judge": "string", "x_spans": "list<int64>"}
 
@@ -100,6 +101,7 @@ def test_settings_that_are_read_and_put_again_are_the_same_bytes(tmp_path, run_c
 
 def test_run_json_says_what_is_the_roots_first_and_leaves_out_what_is_off(run_config):
     off = {"extra_columns", "float32_head", "keep_sampling_mask", "keep_experts", "longrope", "max_column_characters"}
+    off |= {*names_of(RunConfig, "of_program")}
     settings = [field.name for field in fields(RunConfig) if field.name not in off]
     wanted = ["run_id", "schema_version", "example_ids", *settings, "digest"]
     assert list(json.loads(to_json(run_config, "an-id"))) == wanted

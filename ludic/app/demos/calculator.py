@@ -102,11 +102,11 @@ def warm_start_config() -> TrainConfig:
 
 def improve(root: Root, num_steps: int) -> None:
     """Train online for `num_steps` steps after those of the warm start, and evaluate versions beside it."""
-    config = rl_config(_last_warm_step(root) + num_steps)
+    config = rl_config(last_warm_step(root) + num_steps)
     ludic.Run(root).run(config, eval_every=EVAL_EVERY, eval_options={"num_examples": NUM_HELDOUT})
 
 
-def _last_warm_step(root: Root) -> int:
+def last_warm_step(root: Root) -> int:
     """Return the last step that trained on demonstrations; 0 before the first."""
     query = """
         select max(step) from batches join rollouts using (rollout_id)
@@ -142,7 +142,7 @@ def version_before_rl(root: Root) -> int | None:
         join policies on policies.version = policy_version
         where step = $step and step > 0
     """
-    (version,) = connect(root).execute(query, {"step": _last_warm_step(root)}).fetchall()[0]
+    (version,) = connect(root).execute(query, {"step": last_warm_step(root)}).fetchall()[0]
     return version
 
 

@@ -4,8 +4,8 @@ Pure. Raises RefusedCallError.
 """
 
 import json
-import math
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -17,11 +17,15 @@ from ludic.records import Message, read_messages, read_tools, refusal
 
 MAX_DEPTH = 100
 """Maximum depth of objects and lists in a body; chat templates and schemas recurse."""
+MAX_MESSAGES = 20_000
+"""Maximum messages of a call; reading them takes 0.2 s, in which nothing else is answered."""
 HARMLESS = frozenset({
     "annotations", "cache_control", "caller", "citations", "eager_input_streaming", "id", "index", "is_error",
     "logprobs", "phase", "provider_specific_fields", "signature", "status",
 })  # fmt: skip
 """Fields of messages and parts that say nothing to the model; CallRequest.asked counts them."""
+_NEUTRAL: Mapping[str, Any] = {"defer_loading": False, "allowed_callers": ["direct"]}
+"""Fields of tools, with the values at which they change nothing."""
 
 
 def wrong(name: str, value: Any, wanted: str, *, reason: Refusal = "invalid") -> RefusedCallError:
@@ -41,7 +45,9 @@ def read_body(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep("the body") from None
     except ValueError as error:
-        raise refused("invalid", f"the body is not JSON: {error}" if body else "the body is empty") from None
+        # Without Python's advice behind a number with too many digits.
+        cause = str(error).partition(";")[0]
+        raise refused("invalid", f"the body is not JSON: {cause}" if body else "the body is empty") from None
     if not isinstance(value, dict):
         raise wrong("the body", value, "a JSON object")
     for name, each in value.items():
@@ -113,13 +119,13 @@ class Rule:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether a value is a number that a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def is_integer(value: Any) -> bool:
-    """Return whether a value is a whole number."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Return whether a value is a whole number of 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 def _is_stops(value: Any) -> bool:
@@ -175,7 +181,8 @@ class Fields:
         """Count harmless fields that the model is not shown. Raises RefusedCallError for other fields."""
         for name, number in names.items():
             if name.rpartition(".")[2] not in HARMLESS:
-                raise refused("invalid", f"{name} is not a field that ludic reads; remove it", field=name)
+                shown = name[:100]
+                raise refused("invalid", f"{shown} is not a field that ludic reads; remove it", field=shown)
             self.asked[name] = self.asked.get(name, 0) + number
 
 
@@ -215,8 +222,12 @@ def _one_of(names: Collection[str]) -> str:
 
 def conversation(fields: Fields, values: Any, name: str = "messages", names: Sequence[str] = ()) -> tuple[Message, ...]:
     """Return the messages of a body, at least one. names: of each value, for errors; else name[0], name[1] ..."""
-    if values is None or values == []:
-        raise refused("invalid", f"{name} is {'empty' if values == [] else 'missing'}, wanted messages", field=name)
+    if not isinstance(values, list) or not values:
+        shown = "missing" if values is None else "empty" if values == [] else "no list"
+        raise refused("invalid", f"{name} is {shown}, wanted a list of messages", field=name)
+    if len(values) > MAX_MESSAGES:
+        sentence = f"{name} has {len(values):,} messages, wanted at most {MAX_MESSAGES:,}"
+        raise refused("invalid", sentence, field=name)
     try:
         read = read_messages(values, name, names=names)
     except RefusedRecordError as error:
@@ -241,8 +252,8 @@ def function_tool(fields: Fields, tool: Any, at: str, known: Collection[str]) ->
     for each in ("parameters", "input_schema"):
         if each in known and not isinstance(tool.get(each), dict | None):
             raise wrong(f"{at}.{each}", tool[each], "a JSON schema, which is an object")
-    shown = known_fields(fields, tool, {"name", "description", *known}, at)
-    return read_tools([shown])[0]
+    asking = {name: value for name, value in tool.items() if name not in _NEUTRAL or value != _NEUTRAL[name]}
+    return read_tools([known_fields(fields, asking, {"name", "description", *known}, at)])[0]
 
 
 def known_fields(fields: Fields, value: Mapping[str, Any], known: Collection[str], at: str) -> dict[str, Any]:

@@ -46,6 +46,8 @@ REFUSED = [
     ("chat", {"functions": [FUNCTION]}, r"functions is .*, wanted \[\]; send tools"),
     ("chat", {"modalities": ["text", "audio"]}, r'wanted \["text"\]; ludic trains on text'),
     ("chat", {"temperature": "hot"}, "temperature is 'hot', wanted a number"),
+    ("chat", {"temperature": 10**400}, "temperature is 1000.*, wanted a number"),
+    ("chat", {"max_tokens": 2**63}, "max_tokens is 9223372036854775808, wanted a positive whole number"),
     ("chat", {"stop": ["a", ""]}, "stop is .*, wanted a text, or a list of texts, none of them empty"),
     ("chat", {"max_tokens": 0}, "max_tokens is 0, wanted a positive whole number"),
     ("chat", {"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens is 6, wanted 5 as in max_tokens"),
@@ -111,6 +113,8 @@ def test_lenient_treats_what_can_not_be_recorded_exactly_as_auto(dialect, fields
     ("dialect", "turns", "sentence"),
     [
         ("chat", [], "messages is empty"),
+        ("chat", "hi", "messages is no list, wanted a list of messages"),
+        ("chat", HI * 20_001, "messages has 20,001 messages, wanted at most 20,000"),
         ("chat", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "'image_url'"),
         ("chat", [{"role": "user", "content": "a", "colour": "red"}], r"messages\[\].colour is not a field"),
         ("chat", [{"role": "assistant", "content": "a", "weight": 0}, *HI], r"messages\[0\] is marked for training"),
