@@ -79,6 +79,7 @@ def test_after_the_limit_episodes_without_a_posted_score_are_dropped_by_name(lif
     }
 
 
+@pytest.mark.slow
 def test_a_score_is_posted_once_and_found_again_if_it_came_before_the_rows(tmp_path: Path):
     life = claim_life(create_root(str(tmp_path / "run"), "tiny"), "http://a")
     store_group(life, 0, {"a": None, "b": 0.25, "c": None})
