@@ -11,6 +11,7 @@ from ludic.errors import LudicError
 from ludic.root.attempts import complete_checkpoints, folder_of, read_attempt
 from ludic.root.catalogue import WORKERS
 from ludic.root.claims import read_lease
+from ludic.root.maintenance.verify.calls import check_calls
 from ludic.root.maintenance.verify.other_files import (
     check_code,
     check_inputs,
@@ -88,6 +89,7 @@ def is_named(root: Root, name: str) -> bool:
             *check_inputs(root),
             *check_model(root),
             *check_compactions(root, []),
+            *check_calls(root, []),
         ]
     except LudicError as error:
         return f"{root.url}/{name}" in str(error)

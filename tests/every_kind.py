@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
+from agent_calls import store_episodes
 from tiny_runs import make_whole_root
 
 from ludic.records.tables import arrow_schema
@@ -28,8 +29,9 @@ KINDS: tuple[FileKind[Any], ...] = tuple(row for row in FILE_KINDS if row not in
 
 
 def make_full_root(folder: Path) -> Root:
-    """A short run, an evaluation, a user's file, and a file of each kind that these lack."""
+    """A short run, an evaluation, a user's file, an agent's episode, and a file of each kind that these lack."""
     root = make_whole_root(folder)
+    store_episodes(root, "count-1", num_calls=2)
     put_evaluation(root, evaluation_of("moar_cats", {"max_steps": 1}, []))
     (folder / "mine.sql").write_text("select 1")
     keep_files(root, {"mine.sql": read_user_file(folder / "mine.sql")})

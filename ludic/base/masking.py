@@ -34,7 +34,9 @@ VARIABLES = (
     "AZURE_STORAGE_KEY",
     "AZURE_STORAGE_SAS_TOKEN",
     "HF_TOKEN",
+    "LUDIC_GATEWAY_KEY",
     SERVER_LOGIN,
+    "LUDIC_UPSTREAM_KEY",
     "VLLM_API_KEY",
     "WANDB_API_KEY",
 )
@@ -60,11 +62,12 @@ _given: set[str] = set()
 _AROUND = re.compile(
     r"(?i)\b(?:AKIA|ASIA)[A-Z0-9]{8,}\b"
     r"|\bhf_[A-Z0-9]{20,}\b"
+    r"|\bsk-ludic-[\w-]{32,}"
     r"|(?<=://)[^/@\s]+(?=@)"
     r"|(?<=Bearer )[^\s'\"<>]+"
     r"|(?<=[?&;\s])(?:[\w-]*(?:signature|credential|secret|token|accesskeyid|accountkey|password)|sig)=[^&;\s'\"]+"
 )
-_SIGNS = ("akia", "asia", "hf_", "bearer ")
+_SIGNS = ("akia", "asia", "hf_", "sk-ludic-", "bearer ")
 _FIELDS = ("signature=", "credential=", "secret=", "token=", "accesskeyid=", "accountkey=", "password=", "sig=")
 """One of these is in each text that _AROUND matches, in lower case, unless it is a URL with a user."""
 _FIELD = re.compile(

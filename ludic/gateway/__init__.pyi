@@ -22,8 +22,14 @@ from .episodes import agent_variables as agent_variables
 from .episodes import key_digest as key_digest
 from .episodes import make_key as make_key
 from .gateway import Gateway as Gateway
+from .root_assembly import AssemblyReport as AssemblyReport
+from .root_assembly import assemble_root as assemble_root
+from .root_assembly import post_score as post_score
+from .root_assembly import post_scores as post_scores
+from .root_assembly import sealed_episode as sealed_episode
 from .server import new_loop as new_loop
 from .server import running as running
+from .text_calls import TextTokens as TextTokens
 from .upstream import NO_LIMIT as NO_LIMIT
 from .upstream import UpstreamBackend as UpstreamBackend
 from .upstream import check_upstream as check_upstream

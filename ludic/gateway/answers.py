@@ -54,7 +54,11 @@ class AnswerReader:
             text=said.text,
             completion=said.completion,
             undelivered=said.undelivered,
+            token_texts=self._token_texts(said.completion) if request.asks_logprobs else None,
         )
+
+    def _token_texts(self, completion: Completion) -> tuple[str, ...]:
+        return tuple(self._tokenizer.decode([token]) for token in completion.tokens.tolist())
 
     def _message(self, request: CallRequest, prompt_tokens: np.ndarray, said: "_Said", seed: int) -> Message:
         has_marks = bool(np.isin(said.completion.tokens[:-1], self.special_tokens).any())
@@ -88,11 +92,12 @@ class AnswerReader:
         if found:
             end, start, stopped_by = min(found)
             length = token_at(self._tokenizer, completion.tokens, end) + 1
+            behind = completion.tokens[length:]
             return _Said(
                 text=text[:start],
                 stop=stopped_by,
                 completion=_shortened(completion, prompt_length, length),
-                undelivered=completion.tokens[length:],
+                undelivered=behind if len(behind) else None,
             )
         at_token = self.stop_tokens(stop).get(int(completion.tokens[-1])) if stop else None
         is_stop = at_token is not None and completion.finish_reason == "stop"

@@ -249,15 +249,20 @@ class GatewayApp:
 
     async def _score(self, request: Request) -> Response:
         asked: _Asked = request.scope["asked"]
-        episode = await self._episode(request, asked)
+        try:
+            episode = await self._episode(request, asked)
+        except RefusedCallError as error:
+            if error.reason != "sealed" or not self._is_own(_key(request)):
+                raise
+            episode = None
         given = _decode(await self._body(request, asked), _Score)
-        await self._gateway.score(
-            episode,
-            reward=given.reward,
-            reward_components=given.reward_components,
-            correct=given.correct,
-            scored_call_id=given.scored_call_id,
-        )
+        values = {each.name: getattr(given, each.name) for each in fields(given)}
+        if episode is not None:
+            await self._gateway.score(episode, **values)
+        else:
+            assert asked.episode_id is not None and asked.attempt is not None  # noqa: PT018
+            result = EpisodeResult(**{**values, "reward_components": given.reward_components or {}})
+            await self._gateway.score_sealed(asked.episode_id, asked.attempt, result)
         return Response(b"{}", media_type=_JSON)
 
     async def _seal(self, request: Request) -> Response:

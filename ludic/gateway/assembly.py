@@ -9,7 +9,7 @@ import hashlib
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from types import MappingProxyType
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import convert
 
-from ludic.agents import RowBuilder, version_columns
+from ludic.agents import CompletionSpan, RowBuilder, version_columns
 from ludic.engines import Completion
 from ludic.gateway.episodes import EpisodeFacts, EpisodeResult
 from ludic.records import (
@@ -46,8 +46,6 @@ POSTED = "posted"
 """Name of the scorer whose scores are posted after an episode has ended."""
 CAPTURES_BY_RANK: Sequence[Capture] = ("text", "ids", "trainer", "sampler")
 """A row has the lowest level of its calls."""
-MOST_CALL_IDS = 4096
-"""Maximum ids of calls in the metadata of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +96,8 @@ Prompts = Mapping[str, Any]
 
 
 NO_PROMPTS: Prompts = MappingProxyType({})
+MakeTokens = Callable[[Sequence["ReadCall"], Prompts], None]
+"""Gives prompt and completion to calls of capture `text`; see ludic.gateway.text_calls."""
 
 
 def assemble(calls: pa.Table, episode: SealedEpisode, prompts: Prompts = NO_PROMPTS) -> list[Rollout]:
@@ -106,20 +106,26 @@ def assemble(calls: pa.Table, episode: SealedEpisode, prompts: Prompts = NO_PROM
 
 
 def assemble_episodes(
-    calls: pa.Table, episodes: Sequence[SealedEpisode], prompts: Prompts = NO_PROMPTS
+    calls: pa.Table,
+    episodes: Sequence[SealedEpisode],
+    prompts: Prompts = NO_PROMPTS,
+    make_tokens: MakeTokens | None = None,
 ) -> list[Assembly]:
     """Return the rows and the audit of each episode.
 
     calls: rows of the table calls, of any attempts of these episodes; those of other attempts than the episode's are
-    marked in the audit, and in no row. Raises QueryError, SchemaError.
+    marked in the audit, and in no row. make_tokens: None leaves calls of capture `text` out of the rows. Raises
+    QueryError, SchemaError.
     """
     current = {episode.episode_id: episode.attempt for episode in episodes}
     read = _read_calls(calls, prompts)
+    if make_tokens is not None:
+        make_tokens(read, prompts)
     left_behind = {call_id for episode in episodes for call_id in episode.left_behind}
     for call in read:
         call.is_left_behind = call.call_id in left_behind
     plan = plan_calls(_calls_to_plan(read, current), _prefixes(read))
-    planned: defaultdict[str, list[tuple[PlannedCall, _Call]]] = defaultdict(list)
+    planned: defaultdict[str, list[tuple[PlannedCall, ReadCall]]] = defaultdict(list)
     for row, call in zip(plan, read, strict=True):
         planned[call.episode_id].append((row, call))
     return [_Stitcher(episode, planned[episode.episode_id], read).assembly() for episode in episodes]
@@ -129,7 +135,7 @@ def assemble_episodes(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Call:
+class ReadCall:
     """One stored call: its answer, else its failure, else its intent."""
 
     number: int
@@ -160,7 +166,8 @@ class _Call:
 
     @property
     def is_text(self) -> bool:
-        return self.values["capture"] == "text"
+        """True if it has no tokens."""
+        return self.values["capture"] == "text" and self.prompt is None
 
     @property
     def has_whole(self) -> bool:
@@ -178,7 +185,7 @@ class _Call:
 _LISTS = ("messages", "hints", "treated", "stop", "weight_versions", "new_prompt_tokens", "undelivered_tokens")
 
 
-def _read_calls(table: pa.Table, prompts: Prompts) -> list[_Call]:
+def _read_calls(table: pa.Table, prompts: Prompts) -> list[ReadCall]:
     """Return the calls of a table, in the order in which they began, with prompts and messages whole."""
     arrays = [name for name in array_columns() if name in table.column_names]
     rows = plain_rows(table.drop_columns([*_LISTS, *arrays]))
@@ -195,7 +202,7 @@ def _read_calls(table: pa.Table, prompts: Prompts) -> list[_Call]:
         call_id, is_call = row["call_id"], row["event"] == "call"
         own = tokens[index] if is_call else None
         calls.append(
-            _Call(
+            ReadCall(
                 number=number,
                 **{name: row[name] for name in ("episode_id", "attempt", "call_id", "event")},
                 values=row,
@@ -268,7 +275,7 @@ def _completion(
     )
 
 
-def _calls_to_plan(calls: Sequence[_Call], current: Mapping[str, int]) -> pa.Table:
+def _calls_to_plan(calls: Sequence[ReadCall], current: Mapping[str, int]) -> pa.Table:
     """Return CALLS_TO_PLAN. current: the attempt that counts, by episode."""
     scopes = _scopes(calls)
     rows = [
@@ -283,7 +290,7 @@ def _calls_to_plan(calls: Sequence[_Call], current: Mapping[str, int]) -> pa.Tab
     return table_of(rows, CALLS_TO_PLAN)
 
 
-def _scopes(calls: Sequence[_Call]) -> dict[tuple[str, int, bool], int]:
+def _scopes(calls: Sequence[ReadCall]) -> dict[tuple[str, int, bool], int]:
     """Return a number of each run of an agent."""
     return {run: scope for scope, run in enumerate(dict.fromkeys(call.run for call in calls))}
 
@@ -291,10 +298,10 @@ def _scopes(calls: Sequence[_Call]) -> dict[tuple[str, int, bool], int]:
 # --- Digests of beginnings ----------------------------------------------------------------------------------
 
 
-def _prefixes(calls: Sequence[_Call]) -> pa.Table:
+def _prefixes(calls: Sequence[ReadCall]) -> pa.Table:
     """Return PREFIXES: digests of each call's prompt at each length at which a call of its episode ends."""
     scopes = _scopes(calls)
-    of_unit: defaultdict[tuple[int, str], list[_Call]] = defaultdict(list)
+    of_unit: defaultdict[tuple[int, str], list[ReadCall]] = defaultdict(list)
     for call in calls:
         if call.has_whole:
             of_unit[scopes[call.run], "messages" if call.is_text else "tokens"].append(call)
@@ -310,7 +317,7 @@ def _prefixes(calls: Sequence[_Call]) -> pa.Table:
 _Units = np.ndarray | list[bytes]
 
 
-def _parts(call: _Call) -> tuple[_Units, _Units]:
+def _parts(call: ReadCall) -> tuple[_Units, _Units]:
     """Return the units of a call's prompt and of its completion: tokens, or digests of messages."""
     if call.is_text:
         answer = [] if call.answer is None else [_message_digest(call.answer)]
@@ -366,16 +373,18 @@ class _Row:
     number: int
     """segment_index."""
     parent_segment_index: int | None
-    calls: list[_Call] = field(default_factory=list)
-    spans: list[Any] = field(default_factory=list)
-    """CompletionSpan of each call."""
+    calls: list[ReadCall] = field(default_factory=list)
+    spans: list[CompletionSpan] = field(default_factory=list)
+    """Of each call."""
+    context: list[str] = field(default_factory=list)
+    """Calls whose completions it holds with mask 0."""
 
 
 class _Stitcher:
     """Makes the rows of one episode from its plan."""
 
     def __init__(
-        self, episode: SealedEpisode, planned: Sequence[tuple[PlannedCall, _Call]], calls: Sequence[_Call]
+        self, episode: SealedEpisode, planned: Sequence[tuple[PlannedCall, ReadCall]], calls: Sequence[ReadCall]
     ) -> None:
         """planned: the calls of the episode, in order. calls: all calls, by their numbers."""
         self._episode, self._planned, self._calls = episode, planned, calls
@@ -400,7 +409,7 @@ class _Stitcher:
         rows = _Rows(self._episode, [*self._rows.values()], self._scored_call(), self._known())
         return Assembly(rows.rollouts(), self._audit)
 
-    def _begin(self, planned: PlannedCall, call: _Call) -> _Row:
+    def _begin(self, planned: PlannedCall, call: ReadCall) -> _Row:
         """Return the row of a segment, for its first call."""
         prompt = call.prompt
         assert prompt is not None
@@ -411,7 +420,7 @@ class _Stitcher:
         number = len(self._rows)
         return _Row(rollout_id, RowBuilder(number), number, None if parent is None else parent.number)
 
-    def _add(self, planned: PlannedCall, call: _Call, row: _Row) -> None:
+    def _add(self, planned: PlannedCall, call: ReadCall, row: _Row) -> None:
         assert call.prompt is not None
         assert call.completion is not None
         assert row.builder.is_extended_by(call.prompt), f"{call.call_id} does not extend its segment"
@@ -420,6 +429,7 @@ class _Stitcher:
             span = row.builder.add_completion(call.completion.tokens, call.completion.columns)
         except ValueError:  # its arrays have another shape than those of the calls before it
             row.builder.add_context(call.completion.tokens)
+            row.context.append(call.call_id)
             self._note(planned, call, "context", "unfit", row)
             return
         row.calls.append(call)
@@ -429,7 +439,7 @@ class _Stitcher:
     def _note(
         self,
         planned: PlannedCall,
-        call: _Call,
+        call: ReadCall,
         fate: Literal["trained", "context", "dropped"],
         reason: str | None,
         row: _Row | None = None,
@@ -457,7 +467,7 @@ class _Stitcher:
         last = max(answered, key=lambda call: (call.values["ended_at"], call.number), default=None)
         return None if last is None else last.call_id
 
-    def _known(self) -> _Call | None:
+    def _known(self) -> ReadCall | None:
         """Return the first call of the attempt whose prompt is known, for an episode without any other."""
         mine = (call for _, call in self._planned if call.attempt == self._episode.attempt)
         return next((call for call in mine if call.prompt is not None), None)
@@ -467,7 +477,7 @@ class _Rows:
     """Makes the rollouts of one episode from its segments."""
 
     def __init__(
-        self, episode: SealedEpisode, rows: Sequence[_Row], scored_call_id: str | None, known: _Call | None
+        self, episode: SealedEpisode, rows: Sequence[_Row], scored_call_id: str | None, known: ReadCall | None
     ) -> None:
         """known: a call whose prompt is that of the only row, if nothing can be trained on."""
         self._episode, self._scored = episode, scored_call_id
@@ -526,7 +536,7 @@ class _Rows:
         }
         return Rollout(**{**columns, **episode.columns})
 
-    def _identity(self, first: _Call) -> dict[str, Any]:
+    def _identity(self, first: ReadCall) -> dict[str, Any]:
         """Return the columns that follow from the episode's facts, and from the sampling of a row's first call."""
         facts, values = self._episode.facts, first.values
         episode_id = self._episode.episode_id
@@ -583,14 +593,14 @@ class _Rows:
         return (step,)
 
     def _metadata(self, row: _Row) -> dict[str, str]:
-        ids = [call.call_id for call in row.calls]
         parents = {call.values["declared_parent"]: None for call in row.calls if call.values["declared_parent"]}
         gateways = {call.values["worker_id"]: None for call in row.calls}
         awaits = self._error is None and self._episode.result.reward is None
         found = {
             "gateway": " ".join(gateways),
             "attempt": str(self._episode.attempt),
-            "call_ids": " ".join(ids[:MOST_CALL_IDS]),
+            "call_ids": " ".join(call.call_id for call in row.calls),  # one for each agent step
+            "context_call_ids": " ".join(row.context),
             "scored_call_id": self._scored or "",
             "declared_parents": " ".join(parents)[:MOST_HINT_CHARACTERS],
             AWAITS_SCORE: POSTED if awaits else "",
@@ -608,7 +618,7 @@ MOST_HINT_CHARACTERS = 400
 """Maximum characters of what clients' headers say, in the metadata of a row."""
 
 
-def _completion_of(call: _Call) -> Completion:
+def _completion_of(call: ReadCall) -> Completion:
     assert call.completion is not None
     return call.completion
 

@@ -1,6 +1,6 @@
 """Make rows of the table calls from the calls of an episode, and calls from stored rows. Pure; no I/O."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -149,20 +149,40 @@ def _base(prompt: Prompt, earlier: Sequence[StoredCall]) -> tuple[str | None, in
     message.
     """
     assert prompt.tokens is not None
-    named = [each for each in earlier if each.call_id in (prompt.extends, prompt.messages_extend)]
     base, longest = None, 0
-    for call in (*named, *reversed(earlier[-_LATEST:])):
-        length = 0 if call.tokens is None else _shared(prompt.tokens, call.tokens)
+    for call in _candidates(prompt, earlier):
+        if call.prompt_tokens is None or call.completion is None:
+            continue
+        length = _shared(prompt.tokens, call.prompt_tokens)
+        is_whole = False
+        if length == len(call.prompt_tokens):
+            added = _shared(prompt.tokens[length:], call.completion.tokens)
+            length, is_whole = length + added, added == len(call.completion.tokens)
         if length > longest:
             base, longest = call.call_id, length
+        if is_whole:  # it is extended
+            break
     return base, longest
+
+
+def base_of(row: Row) -> tuple[str, int] | None:
+    """Return the call whose tokens begin as the prompt of a row, and in how many tokens; None if there is none."""
+    return (row["base_call_id"], row["base_length"]) if row.get("base_call_id") is not None else None
+
+
+def _candidates(prompt: Prompt, earlier: Sequence[StoredCall]) -> Iterator[StoredCall]:
+    """Yield the calls to which a prompt may be stored as a difference, the likeliest first."""
+    names = (prompt.extends, prompt.messages_extend)
+    yield from (each for each in reversed(earlier) if each.call_id in names)
+    yield from earlier[: -_LATEST - 1 : -1]
 
 
 def _shared(one: np.ndarray, other: np.ndarray) -> int:
     """Return the number of tokens that two arrays, (n,) int32, begin with alike."""
     length = min(len(one), len(other))
-    differ = one[:length] != other[:length]
-    return int(differ.argmax()) if differ.any() else length
+    if np.array_equal(one[:length], other[:length]):
+        return length
+    return int((one[:length] != other[:length]).argmax())
 
 
 def stored_call(work: Work, sampled: Sampled, message: Message, earlier: Sequence[StoredCall]) -> StoredCall:
@@ -235,7 +255,7 @@ def held_calls(calls: pa.Table, prompts: Mapping[str, Any]) -> list[HeldCall]:
         if row["event"] == "failed" and call.state != "stored":
             call.state = "failed"
         elif row["event"] == "call":
-            call.state, call.extends = "stored", row["base_call_id"]
+            call.state, call.base = "stored", base_of(row)
             call.stored = StoredCall(
                 call_id=call.call_id,
                 messages=messages[call.call_id],

@@ -42,10 +42,11 @@ class EngineBackend:
         assert prompt.tokens is not None, "an engine's prompts have tokens"
         limit = self._agent.engine.max_length
         if len(prompt.tokens) >= limit:
+            # Agents find both APIs' sentences in the message, and compact the conversation.
             raise refused(
                 "too_long",
-                f"the prompt has {len(prompt.tokens)} tokens, and the model's context is {limit} tokens for prompt and "
-                "answer together; shorten the conversation",
+                f"prompt is too long: {len(prompt.tokens)} tokens > {limit - 1} maximum. This model's maximum context "
+                f"length is {limit} tokens, prompt and answer together; shorten the conversation",
                 field="messages" if request.prompt is None else "prompt",
             )
         return prompt

@@ -42,8 +42,8 @@ class HeldCall:
     answer: Answer | None = None
     stored: StoredCall | None = None
     """Both once it is stored."""
-    extends: str | None = None
-    """call_id of the call with which its prompt begins."""
+    base: tuple[str, int] | None = None
+    """call_id of the call that begins as its prompt does, and in how many tokens."""
     row: Mapping[str, Any] | None = None
     """Its row while it is unstored."""
 
@@ -165,10 +165,10 @@ class EpisodeCalls:
         self._add(call)
         return call
 
-    def finish(self, call: HeldCall, stored: StoredCall, answer: Answer, extends: str | None) -> None:
+    def finish(self, call: HeldCall, stored: StoredCall, answer: Answer, base: tuple[str, int] | None) -> None:
         """Keep a call that was sampled, once it is stored."""
         row, call.row = call.row, None
-        call.stored, call.answer, call.extends, call.state = stored, answer, extends, "stored"
+        call.stored, call.answer, call.base, call.state = stored, answer, base, "stored"
         self.last_answer = answer.message
         self._show(call)
         if self.rows is not None and row is not None:
@@ -195,6 +195,8 @@ class EpisodeCalls:
 
     def with_unique_ids(self, call: HeldCall, message: Message) -> Message:
         """Return an answer whose tool calls have ids that no other call of the episode has, and reserve them."""
+        if not message.tool_calls:
+            return message
         calls = []
         for index, each in enumerate(message.tool_calls):
             name, count = each.id, 0
@@ -215,9 +217,11 @@ class EpisodeCalls:
         assert call.stored is not None
         self._tool_call_ids.update(each.id for each in call.stored.answer.tool_calls)
         if call.stored.prompt_tokens is not None:
-            base = None if call.extends is None else self._by_id.get(call.extends)
+            base = None if call.base is None else self._by_id.get(call.base[0])
             of_base = None if base is None or base.stored is None else base.stored.prompt_tokens
-            call.stored = replace(call.stored, prompt_tokens=self._tokens.keep(call.stored.prompt_tokens, of_base))
+            is_beginning = call.base is not None and of_base is not None and call.base[1] >= len(of_base)
+            shared = self._tokens.keep(call.stored.prompt_tokens, of_base if is_beginning else None)
+            call.stored = replace(call.stored, prompt_tokens=shared)
         insort(self._stored, call, key=lambda each: each.number)
 
 
@@ -241,8 +245,8 @@ class _SharedTokens:
         """Tokens in use at the beginning of each array, by its id; the views keep the arrays alive."""
 
     def keep(self, tokens: np.ndarray, base: np.ndarray | None) -> np.ndarray:
-        """Return a view of equal tokens, (n,) int32. base: a kept prompt that is likely their beginning."""
-        owner = base.base if base is not None and np.array_equal(base, tokens[: len(base)]) else None
+        """Return a view of equal tokens, (n,) int32. base: a kept prompt that is their beginning."""
+        owner = None if base is None else base.base
         if base is None or owner is None or self._used[id(owner)] != len(base) or len(tokens) > len(owner):
             owner = np.empty(2 * len(tokens), np.int32)
             owner[: len(tokens)] = tokens

@@ -92,7 +92,7 @@ class OpenEpisode:
 
 
 def make_key() -> str:
-    """Return a new API key, with 256 random bits."""
+    """Return a new API key, with 256 random bits. `mask` finds it by its beginning."""
     return f"sk-ludic-{secrets.token_urlsafe(32)}"
 
 

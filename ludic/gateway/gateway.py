@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from ludic.engines import SamplingParams
 from ludic.errors import FencedError, InvalidBatchError, LudicError, StoreError, one_line
 from ludic.gateway.call_rows import (
     Work,
+    base_of,
     call_row,
     calls_table,
     failed_row,
@@ -31,7 +33,8 @@ from ludic.gateway.calls import Answer, Backend, Caller, CallRequest, RefusedCal
 from ludic.gateway.config import GatewaySettings
 from ludic.gateway.episode_calls import EpisodeCalls, HeldCall
 from ludic.gateway.episodes import CallCounts, EpisodeFacts, EpisodeResult, OpenEpisode
-from ludic.gateway.held_episodes import RETRY_S, Held, HeldEpisodes
+from ludic.gateway.held_episodes import RETRY_S, Held, HeldEpisodes, check_score
+from ludic.gateway.root_assembly import post_score
 from ludic.records import Message
 from ludic.root import Life, Root
 from ludic.root.rows import CallLog
@@ -172,6 +175,14 @@ class Gateway:
             raise refused("not_found", f"the episode has no call {scored_call_id[:100]!r}", field="scored_call_id")
         await self._episodes.score(held, result)
 
+    async def score_sealed(self, episode_id: str, attempt: int, result: EpisodeResult) -> None:
+        """Store the score of a sealed episode: in its rows if they are made later, else as a score of `posted`.
+
+        Raises RefusedCallError as `post_score` does.
+        """
+        check_score(result)
+        await in_thread(partial(post_score, self.life, episode_id, attempt, result))
+
     async def seal(self, episode: OpenEpisode, result: EpisodeResult | None = None) -> None:
         """End an episode, after the calls in flight; later calls are refused as sealed.
 
@@ -192,6 +203,7 @@ class Gateway:
             _, left = await asyncio.wait(self._working, timeout=self.settings.drain_timeout_s)
             for call in left:
                 call.cancel()
+        self._episodes.close()
         await in_thread(self._log.close)
 
     # --- Calls ---
@@ -274,7 +286,7 @@ class Gateway:
             logger.warning("call %s waits to be stored: %s", call.call_id, error)
             sentence = "the call was sampled, and can't be stored now; try again"
             raise refused("stopping", sentence, retry_after_s=RETRY_S) from error
-        calls.finish(call, call.stored, call.answer, call.row.get("base_call_id"))
+        calls.finish(call, call.stored, call.answer, base_of(call.row))
         return call.answer
 
     async def _failed(
@@ -309,8 +321,9 @@ class Gateway:
 
     def _shortened(self, request: CallRequest) -> SamplingParams:
         """Return the run's sampling settings, with the client's max_tokens if it is less."""
-        most = self.sampling.max_tokens
-        return replace(self.sampling, max_tokens=most if request.max_tokens is None else min(most, request.max_tokens))
+        if request.max_tokens is None or request.max_tokens >= self.sampling.max_tokens:
+            return self.sampling
+        return replace(self.sampling, max_tokens=request.max_tokens)
 
     def _check_running(self) -> None:
         if self._is_stopping:

@@ -46,7 +46,7 @@ from ludic.root import (
     take_over,
 )
 from ludic.root.rows import read_calls, read_prompt
-from ludic.settings import in_thread
+from ludic.settings import SideThread
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ _LOAD_SHARE = 0.1
 _WATCH_S = 2.0
 _MOST_SEALED_KEYS = 100_000
 _MOST_CHARACTERS = 10_000
+_MOST_IDLE_THREADS = 8
 _LOOKS_A_LEASE = 12
 
 
@@ -109,7 +110,8 @@ class HeldEpisodes:
         self._loading = asyncio.Lock()
         self._next_load_at = 0.0
         """time.monotonic() from which on claims are read again."""
-        self._lives = _OtherLives(root)
+        self._threads = _Threads()
+        self._lives = _OtherLives(root, self._threads)
 
     @property
     def num_open(self) -> int:
@@ -174,7 +176,9 @@ class HeldEpisodes:
             raise refused("invalid", sentence, field="episode_id") from None
 
     async def _is_stored(self, name: Name) -> bool:
-        return name in self._held or await in_thread(partial(newest_episode_claim, self._root, *name)) is not None
+        return (
+            name in self._held or await self._threads.run(partial(newest_episode_claim, self._root, *name)) is not None
+        )
 
     async def _replay(self, name: Name, key: str, expires_at: datetime) -> OpenEpisode:
         """Begin to answer an agent that was started again. Its earlier key no longer works."""
@@ -233,7 +237,7 @@ class HeldEpisodes:
     async def _name_of(self, digest: str, named: Name | None) -> Name | None:
         """Return the episode of a key's digest; None if there is none. named: the episode that the address names."""
         if digest not in self._by_key and named is not None:
-            claim = await in_thread(partial(newest_episode_claim, self._root, *named))
+            claim = await self._threads.run(partial(newest_episode_claim, self._root, *named))
             return named if claim is not None and claim.key_digest == digest else None
         if digest not in self._by_key:
             await self._load()
@@ -251,7 +255,7 @@ class HeldEpisodes:
             self._next_load = None  # what is asked for from now on may be newer than this reading
             began = time.monotonic()
             try:
-                claims = await in_thread(partial(open_episodes_of, self._root))
+                claims = await self._threads.run(partial(open_episodes_of, self._root))
             except LudicError as error:
                 logger.error("the episodes of other gateways could not be read: %s", error)
                 return
@@ -277,7 +281,7 @@ class HeldEpisodes:
 
     async def _take_now(self, name: Name) -> Held:
         while True:
-            claim = await in_thread(partial(newest_episode_claim, self._root, *name))
+            claim = await self._threads.run(partial(newest_episode_claim, self._root, *name))
             if claim is None:
                 raise refused("not_found", f"there is no attempt {name[1]} of episode {name[0]!r}")
             if claim.sealed_at is None and claim.life != self._life.number:
@@ -304,7 +308,7 @@ class HeldEpisodes:
         return held.calls
 
     async def _read_calls(self, held: Held) -> EpisodeCalls:
-        rows, prompts = await in_thread(partial(_stored_calls, self._root, *held.name))
+        rows, prompts = await self._threads.run(partial(_stored_calls, self._root, *held.name))
         found = [call for call in held_calls(rows, prompts) if call.call_id not in held.claim.left_behind]
         held.calls = EpisodeCalls(found, is_replay=held.is_replay, rows=self._new_rows())
         held.episode.found_rows = rows if self._keeps_rows else None
@@ -323,7 +327,7 @@ class HeldEpisodes:
 
     async def score(self, held: Held, result: EpisodeResult) -> None:
         """Store the score of an open episode."""
-        _check_score(result)
+        check_score(result)
         await self._changed(held, **_score(result))
 
     async def seal(self, episode: OpenEpisode, result: EpisodeResult) -> None:
@@ -331,7 +335,7 @@ class HeldEpisodes:
         held = self._held.get((episode.episode_id, episode.attempt))
         if held is None or held.episode is not episode:
             return
-        _check_score(result)
+        check_score(result)
         held.is_sealing = True
         try:
             await _ended(held.calls)
@@ -355,7 +359,7 @@ class HeldEpisodes:
     async def _write(self, function: Callable[[], T]) -> T:
         """Return what a function that writes a claim returns. Raises RefusedCallError if another try may succeed."""
         try:
-            return await in_thread(function)
+            return await self._threads.run(function)
         except (ConfigError, NameTakenError):
             raise
         except FencedError as error:
@@ -371,6 +375,10 @@ class HeldEpisodes:
         self._sealed_keys.append(digest)
         if len(self._sealed_keys) > _MOST_SEALED_KEYS:
             self._by_key.pop(self._sealed_keys.popleft(), None)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.close()
 
     # --- Expire ---
 
@@ -399,18 +407,48 @@ _COUNTS = ("group_index", "group_size", "request_index")
 _STORED_FACTS = (*_COUNTS, "env_name", "purpose")
 
 
+class _Threads:
+    """Threads for blocking functions, kept for the next ones: to start one blocks the event loop for milliseconds."""
+
+    def __init__(self) -> None:
+        self._idle: list[SideThread] = []
+
+    async def run(self, function: Callable[[], T]) -> T:
+        thread = self._idle.pop() if self._idle else SideThread()
+        try:
+            result = await thread.run(function)
+        except asyncio.CancelledError:  # the function goes on
+            thread.close()
+            raise
+        except BaseException:
+            self._release(thread)
+            raise
+        self._release(thread)
+        return result
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def _release(self, thread: SideThread) -> None:
+        if len(self._idle) < _MOST_IDLE_THREADS:
+            self._idle.append(thread)
+        else:
+            thread.close()
+
+
 class _OtherLives:
     """Decides whether other lives of gateways have ended."""
 
-    def __init__(self, root: Root) -> None:
-        self._root, self._watch = root, LivesWatch(root)
+    def __init__(self, root: Root, threads: "_Threads") -> None:
+        self._root, self._watch, self._threads = root, LivesWatch(root), threads
         self._alive: dict[int, tuple[float, str]] = {}
         """By life: when it was last seen to be renewed, and its address."""
 
     async def look(self, lives: Iterable[int]) -> None:
         """Begin to watch lives, so that it is known sooner whether they have ended."""
         for life in {*lives}:
-            await in_thread(partial(self._watch.is_over, life))
+            await self._threads.run(partial(self._watch.is_over, life))
 
     async def owner_of(self, claim: EpisodeClaim) -> str | None:
         """Return the address of a claim's life, empty if it has none; None if it has ended.
@@ -418,11 +456,11 @@ class _OtherLives:
         Waits until the life is renewed or has ended, for at most the length of its lease.
         """
         seen, address = self._alive.get(claim.life, (-float("inf"), ""))
-        first = await in_thread(partial(GATEWAYS.read, self._root, claim.life))
+        first = await self._threads.run(partial(GATEWAYS.read, self._root, claim.life))
         if first is None or time.monotonic() - seen < first.lease_s / 2:
             return None if first is None or first.ended_at is not None else address
-        while not await in_thread(partial(self._watch.is_over, claim.life)):
-            record = await in_thread(partial(GATEWAYS.read, self._root, claim.life))
+        while not await self._threads.run(partial(self._watch.is_over, claim.life)):
+            record = await self._threads.run(partial(GATEWAYS.read, self._root, claim.life))
             if record is not None and record.ended_at is None and record != first:
                 self._alive[claim.life] = time.monotonic(), record.address
                 return record.address
@@ -480,7 +518,7 @@ def _check(attempt: int, seed: int | None, facts: EpisodeFacts, timeout_s: float
         raise refused("invalid", f"columns hold a value that JSON can't: {one_line(error)}", field="columns") from None
 
 
-def _check_score(result: EpisodeResult) -> None:
+def check_score(result: EpisodeResult) -> None:
     """Raise RefusedCallError for a reward that rows can't hold."""
     for name, value in {"reward": result.reward, **result.reward_components}.items():
         if value is not None and not abs(value) <= LARGEST_REWARD:

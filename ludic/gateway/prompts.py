@@ -71,17 +71,29 @@ class PromptMaker:
         """Part of the markers, so that no message contains one."""
         self._shown: WeakKeyDictionary[StoredCall, _Shown] = WeakKeyDictionary()
         """Of calls of earlier lives of the gateway."""
+        # The episodes of a group, and their sub-agents, begin alike.
         self._tokens = lru_cache(maxsize=64)(self._tokenise)
         self._closing = lru_cache(maxsize=2)(self._find_closing)
 
     def whole(self, request: CallRequest, known: StoredCall | None, earlier: Sequence[StoredCall]) -> Prompt:
+        """Return the prompt that the template renders of all messages.
+
+        known: the call that they continue, whose answer is taken as it was sampled; so are the answers before it.
+        """
         messages = request.messages
         if known is not None:
             messages = (*self._messages_of(known, earlier), known.answer, *_after(messages, known))
-        renderer = ChatRenderer(self._tokenizer, self._as_read(messages), tools=request.tools)
-        prepared = renderer.prepared(len(messages))
-        text = renderer.text_of(prepared, add_generation_prompt=True)
-        return Prompt(tokens=self._tokens(text), made="whole", shown=_shown(messages, prepared, text))
+        prepared, text = self._render(messages, request.tools)
+        tokens = self._tokens(text) if len(text) < _LONG else self._tokenise(text)
+        return Prompt(tokens=tokens, made="whole", shown=_shown(messages, prepared, text))
+
+    def _render(
+        self, messages: Sequence[Message], tools: Tools, before: Sequence[dict[str, Any]] = ()
+    ) -> tuple[Sequence[dict[str, Any]], str]:
+        """Return messages as the template gets them, and the text of the prompt. before: messages before them."""
+        renderer = ChatRenderer(self._tokenizer, self._as_read(messages), tools=tools)
+        prepared = [*before, *renderer.prepared(len(messages))]
+        return prepared, renderer.text_of(prepared, add_generation_prompt=True)
 
     def _tokenise(self, text: str) -> np.ndarray:
         tokens = tokens_of(self._tokenizer, text)
@@ -134,10 +146,8 @@ class PromptMaker:
         None if the template does not show the call's tokens.
         """
         for marked in self._markings(call):
-            renderer = ChatRenderer(self._tokenizer, self._as_read([marked.message, *after]), tools=tools)
-            prepared = [*before.prepared, *renderer.prepared(1 + len(after))]
             try:
-                text = renderer.text_of(prepared, add_generation_prompt=True)
+                prepared, text = self._render([marked.message, *after], tools, before.prepared)
             except ModelError:
                 continue  # of several tool calls, for example, which some templates refuse
             start = self._start(before, text)
@@ -297,13 +307,13 @@ class PromptMaker:
             found = None if before is None else self._show(before, base, _after(call.messages, base), tools)
             return None if found is None else found[0]
         messages = self._messages_of(call, earlier)
-        renderer = ChatRenderer(self._tokenizer, self._as_read(messages), tools=tools)
-        prepared = renderer.prepared(len(messages))
-        text = renderer.text_of(prepared, add_generation_prompt=True)
+        prepared, text = self._render(messages, tools)
         is_same = np.array_equal(self._tokens(text), _sampled(call)[0])
         return _shown(messages, prepared, text) if is_same else None
 
 
+_LONG = 500_000
+"""Characters from which the tokens of a text are not kept."""
 _END_OF_THINKING = "\n</think>\n\n"
 _PROBE_ID = "call00000"
 """Id of the tool call by which the end of calls is found; nine letters and digits, as Mistral's templates want."""

@@ -24,6 +24,9 @@ from ludic.gateway.gateway import Gateway
 _BACKLOG = 4_096
 """Connections that wait to be accepted; the kernel may allow fewer."""
 _MOST_FILES = 65_536
+_SEND_BUFFER = 128 << 10
+"""Bytes of an answer that the kernel holds for a client, doubled by Linux; its own limit of 4 MB would be 20 GB for
+5,000 clients that read slowly."""
 _LAST_BYTES_S = 10.0
 """Seconds until a connection is cut that was closed and whose client does not read its last bytes."""
 _TOO_LONG = (
@@ -48,6 +51,7 @@ async def running(
     http = http or HttpSettings()
     with contextlib.ExitStack() as stack:
         listener = listener or stack.enter_context(listening(LOCAL_HOST, 0, _BACKLOG))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # of each connection
         host, port = listener.getsockname()[:2]
         allow_many_files()
         # On an address that other machines reach, only the key protects: names of clusters and proxies are many.

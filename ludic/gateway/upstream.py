@@ -130,8 +130,8 @@ class UpstreamBackend:
         if request.dialect == "completions":
             raise refused("not_recordable", "an upstream server is sent chats alone; use chat/completions")
         known = longest_known(request.messages, earlier)
-        extends = None if known is None else known.call_id
-        num_known = 0 if known is None else len(known.messages) + 1
+        extends = None if known is None else known[0].call_id
+        num_known = 0 if known is None else known[1]
         return _Prompt(tokens=None, messages_extend=extends, num_known_messages=num_known, earlier=earlier)
 
     async def sample(self, request: CallRequest, prompt: Prompt, params: SamplingParams, seed: int) -> Sampled:

@@ -36,6 +36,8 @@ from .lora import try_adapters as try_adapters
 from .reward_model import Dtype as Dtype
 from .reward_model import Loading as Loading
 from .reward_model import shared_model as shared_model
+from .root_tokenizer import read_stop_tokens as read_stop_tokens
+from .root_tokenizer import tokenizer_of as tokenizer_of
 from .rope import check_served as check_served
 from .rope import max_positions as max_positions
 from .rope import original_length as original_length

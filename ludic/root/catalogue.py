@@ -90,7 +90,7 @@ _quoted = lru_cache(maxsize=1024)(partial(quote, safe=""))
 WORKER_ID = re.compile(WORKER)
 _PARTITION = "version={version}/env={env_name}"
 """Folder of the rollouts that were begun with a version in an environment."""
-_PARTITIONS = f"(?:rollouts|evals)/{_PARTITION}|requests".format(version=DIGITS, env_name="[^/]+")
+_PARTITIONS = f"(?:rollouts|evals)/{_PARTITION}|requests|calls".format(version=DIGITS, env_name="[^/]+")
 Number = Annotated[int, Spelling(DIGITS, int)]
 Int32 = Annotated[int, Spelling(DIGITS, _int32)]
 Quoted = Annotated[str, Spelling(r"[^/]+", lru_cache(maxsize=1024)(_unquote), _quoted)]
@@ -365,6 +365,8 @@ class Table(FileKind[F]):
     most_rows: int = field(kw_only=True)
     """Maximum rows of a file that ludic reads, far more than it writes: millions of equal rows take few bytes in a file
     but gigabytes of memory."""
+    merged_by: str | None = None
+    """Column by which `ludic compact` sorts the rows of files that it merges; None if it merges none."""
 
 
 @dataclass(frozen=True)
@@ -421,6 +423,7 @@ ROLLOUTS = Table(
     most_rows=1 << 22,  # a compacted file of 128 MB has some 100,000 to 800,000
     numbered="a worker's sequence",
     kept="expire",
+    merged_by="group_id",
 )
 EVALS = Table(
     "evals",
@@ -431,6 +434,7 @@ EVALS = Table(
     most_rows=1 << 22,  # a compacted file of 128 MB has some 100,000 to 800,000
     numbered="block of samples",
     kept="expire",
+    merged_by="group_id",
 )
 BATCHES = Table(
     "batches",
@@ -452,6 +456,7 @@ REQUESTS = Table(
     numbered="a worker's sequence",
     kept="expire",
     view="requests",
+    merged_by="group_id",
 )
 METRICS = Table(
     "metrics",
@@ -590,6 +595,7 @@ CALLS = Table(
     numbered="a life's sequence",
     kept="expire",
     view="calls",
+    merged_by="episode_id",
 )
 
 POLICIES = Records(

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -30,6 +30,7 @@ from ludic.root.root import Root
 logger = logging.getLogger(__name__)
 
 _RENEWALS_A_LEASE = 3
+_LOOKS_A_LEASE = 12
 _CONCURRENT_READS = 16
 
 
@@ -152,6 +153,7 @@ class LivesWatch:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._seen: dict[int, tuple[GatewayLife | None, float]] = {}
+        self._renewed: set[int] = set()
 
     def is_over(self, life: int) -> bool:
         """Return whether a life may answer no more: it has ended, its process is proven dead, or it was unchanged for
@@ -161,9 +163,33 @@ class LivesWatch:
             return True
         known, since = self._seen.get(life, (None, 0.0))
         if known != record:
+            self._renewed |= {life} if known is not None else set()
             self._seen[life] = record, time.monotonic()
             return False
         return time.monotonic() - since > record.lease_s
+
+    def was_renewed(self, life: int) -> bool:
+        """Return whether a life was renewed while this object watched it."""
+        return life in self._renewed
+
+
+def lives_that_are_over(root: Root, workers: Collection[str]) -> set[str]:
+    """Return those of these worker_ids whose lives may write no more; waits up to a lease length to see it.
+
+    A worker_id of no life counts as over. Raises SchemaError for a broken file of a life, StoreError.
+    """
+    watch = LivesWatch(root)
+    lives = {record.worker_id: record for number in GATEWAYS.listed(root) if (record := GATEWAYS.read(root, *number))}
+    over = {worker_id for worker_id in workers if worker_id not in lives}
+    left = {worker_id: lives[worker_id] for worker_id in workers if worker_id in lives}
+    while True:
+        found = {worker_id for worker_id, record in left.items() if watch.is_over(record.life)}
+        alive = {worker_id for worker_id, record in left.items() if watch.was_renewed(record.life)}
+        over |= found
+        left = {worker_id: record for worker_id, record in left.items() if worker_id not in found | alive}
+        if not left:
+            return over
+        time.sleep(min(record.lease_s for record in left.values()) / _LOOKS_A_LEASE)
 
 
 # --- Episodes -------------------------------------------------------------------------------------------------

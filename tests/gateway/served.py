@@ -11,12 +11,12 @@ from typing import Any
 
 import httpx2
 import numpy as np
-from ludic.gateway.conversation import EngineBackend
 
 from ludic.agents.agent import Agent
 from ludic.engines.engine import SamplingParams
 from ludic.gateway.assembly import Assembly, SealedEpisode, assemble_episodes
 from ludic.gateway.config import GatewaySettings, HttpSettings
+from ludic.gateway.conversation import EngineBackend
 from ludic.gateway.episodes import EpisodeResult, key_digest
 from ludic.gateway.gateway import Gateway
 from ludic.gateway.server import new_loop, running

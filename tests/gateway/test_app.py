@@ -6,13 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from gateway.scripted import Asked, Turn, says, scripted_agent
-from gateway.served import OWN_KEY, ServedGateway, served
+from gateway.served import OWN_KEY, Episode, ServedGateway, served
 
 from ludic.base.defaults import RECORDED_ENV
 from ludic.engines.engine import SamplingParams
@@ -24,7 +25,7 @@ from ludic.run.config import RunConfig
 from ludic.run.run_json import create_root
 
 SLOW_S = 0.4
-LONG = 8_000_000
+LONG = 450_000
 """Bytes of an answer that the buffers of two sockets do not hold."""
 HTTP = HttpSettings(
     open_stream_after_s=0.1, keep_alive_s=0.05, receive_within_s=0.5, send_within_s=0.5, max_header_bytes=20_000
@@ -65,14 +66,26 @@ def server(folder: Path) -> Iterator[ServedGateway]:
         yield here
 
 
-def num_calls(server: ServedGateway) -> int:
-    """Rows of calls in the root, whatever became of them."""
-    return len(read_all_calls(server.root))
+@pytest.fixture(scope="module")
+def episode(server: ServedGateway) -> Episode:
+    """An episode without calls."""
+    return server.open_episode()
 
 
-def connected(server: ServedGateway) -> socket.socket:
+def num_files(folder: Path) -> int:
+    """Files of calls, which also have the intents."""
+    return len([*folder.glob("run/calls/*")])
+
+
+def connected(server: ServedGateway, room: int | None = None) -> socket.socket:
+    """A connection. room: bytes that it may have received and not read."""
     host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=5)
+    connection = socket.socket()
+    connection.settimeout(5)
+    if room is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    connection.connect((host, int(port)))
+    return connection
 
 
 def until_closed(connection: socket.socket) -> bytes:
@@ -121,7 +134,7 @@ WRONG: list[tuple[str, str, dict[str, str], bytes, int, str]] = [
     ("POST", "/v1/chat/completions", {"Authorization": "Bearer KEY", "api-key": "sk-other"}, b"{}", 401, "different"),
     ("POST", "/v1/chat/completions", {"Authorization": f"Bearer {OWN_KEY}"}, b"{}", 401, "gateway's own key"),
     ("POST", "/v1/messages", {"x-api-key": "KEY"}, b'{"messages": [', 400, "JSON"),
-    ("POST", "/v1/chat/completions", {"Authorization": "Bearer KEY"}, b"[" * 90_000, 400, "JSON"),
+    ("POST", "/v1/chat/completions", {"Authorization": "Bearer KEY"}, b"[" * 90_000, 400, "nested"),
     ("POST", "/v1/responses", {"Authorization": "Bearer KEY"}, b'{"model": "gpt-5", "input": "a"}', 404, "gpt-5"),
     ("POST", "/v1/chat/completions", {"Authorization": "Bearer KEY"}, b"x" * 100_001, 413, "100,000"),
     (
@@ -146,12 +159,18 @@ WRONG: list[tuple[str, str, dict[str, str], bytes, int, str]] = [
 
 @pytest.mark.parametrize(("method", "path", "headers", "body", "status", "words"), WRONG)
 def test_what_is_refused_has_its_status_and_the_form_of_the_dialect_and_is_no_call(
-    server: ServedGateway, method: str, path: str, headers: dict[str, str], body: bytes, status: int, words: str
+    episode: Episode,
+    folder: Path,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    body: bytes,
+    status: int,
+    words: str,
 ) -> None:
-    episode = server.open_episode()
-    before = num_calls(server)
+    before = num_files(folder)
     sent = {name: value.replace("KEY", episode.key) for name, value in headers.items()}
-    found = httpx2.request(method, server.url + path, headers=sent, content=body)
+    found = httpx2.request(method, episode.url + path, headers=sent, content=body)
     assert found.status_code == status, found.text
     assert found.headers["x-should-retry"] == "false"
     if method != "HEAD":
@@ -161,7 +180,7 @@ def test_what_is_refused_has_its_status_and_the_form_of_the_dialect_and_is_no_ca
         assert (found.json().get("type") == "error") == is_anthropic
         assert episode.key not in found.text
         assert OWN_KEY not in found.text
-    assert num_calls(server) == before
+    assert num_files(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -183,8 +202,7 @@ def test_what_is_refused_has_its_status_and_the_form_of_the_dialect_and_is_no_ca
         "/e/other/1/v1/models",
     ],
 )
-def test_no_path_leaves_its_episode(server: ServedGateway, folder: Path, path: str) -> None:
-    episode = server.open_episode()
+def test_no_path_leaves_its_episode(server: ServedGateway, episode: Episode, folder: Path, path: str) -> None:
     before = sorted(folder.rglob("*"))
     target = path.replace("{id}", episode.episode_id)
     head = (
@@ -195,9 +213,7 @@ def test_no_path_leaves_its_episode(server: ServedGateway, folder: Path, path: s
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_chunked_body_is_counted(server: ServedGateway) -> None:
-    episode = server.open_episode()
-
+def test_a_chunked_body_is_counted(episode: Episode) -> None:
     def pieces() -> Iterator[bytes]:
         for _ in range(11):
             yield b" " * 10_000
@@ -207,8 +223,7 @@ def test_a_chunked_body_is_counted(server: ServedGateway) -> None:
     assert found.json()["error"]["type"] == "request_too_large"
 
 
-def test_a_slow_client_is_answered_408_or_cut(server: ServedGateway) -> None:
-    episode = server.open_episode()
+def test_a_slow_client_is_answered_408_or_cut(server: ServedGateway, episode: Episode) -> None:
     head = f"POST {episode.base_url.removeprefix(server.url)}/v1/messages HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     with connected(server) as slow_body, connected(server) as slow_headers:
         slow_body.sendall(f"{head}Authorization: Bearer {episode.key}\r\nContent-Length: 100\r\n\r\n{{".encode())
@@ -223,16 +238,18 @@ def test_endless_headers_are_refused(server: ServedGateway) -> None:
     with connected(server) as connection:
         connection.sendall(b"GET /v1/models HTTP/1.1\r\nX-Long: " + b"a" * 200_000)
         time.sleep(0.05)
-        connection.sendall(b"a" * 100_000)
+        with suppress(ConnectionError):
+            connection.sendall(b"a" * 100_000)
         assert until_closed(connection)[:12] in (b"HTTP/1.1 431", b"")  # a reset may come first
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_is_cut_and_its_call_is_stored(server: ServedGateway) -> None:
     episode = server.open_episode()
     body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": "be long"}]}).encode()
     target = f"{episode.base_url.removeprefix(server.url)}/v1/chat/completions"
     head = f"POST {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {episode.key}\r\n"
-    with connected(server) as connection:
+    with connected(server, room=4_096) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         server.wait_for_flight()
         server.wait_until_idle()
@@ -304,9 +321,8 @@ def test_other_names_of_this_machine_are_refused(server: ServedGateway) -> None:
         assert found.split(b" ")[1] == status
 
 
-def test_models_and_counts_are_no_calls(server: ServedGateway) -> None:
-    episode = server.open_episode()
-    before = num_calls(server)
+def test_models_and_counts_are_no_calls(server: ServedGateway, episode: Episode, folder: Path) -> None:
+    before = num_files(folder)
     listed = httpx2.get(f"{episode.base_url}/v1/models?client_version=1", headers=episode.headers).json()
     assert [model["id"] for model in listed["data"]] == ["scripted"]
     assert httpx2.get(f"{server.url}/v1/models/scripted", headers=episode.headers).json()["id"] == "scripted"
@@ -316,14 +332,15 @@ def test_models_and_counts_are_no_calls(server: ServedGateway) -> None:
         headers={"x-api-key": episode.key},
     )
     assert counted.json()["input_tokens"] > len("hello")
-    assert num_calls(server) == before
+    assert num_files(folder) == before
 
 
 def test_keys_are_in_no_file_and_no_log(server: ServedGateway, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         episode = server.open_episode()
         headers = {**episode.headers, "session-token": episode.key, "x-session-id": episode.key}
-        body = {"model": "scripted", "messages": MESSAGES}
+        told = [*MESSAGES, {"role": "user", "content": f"OPENAI_API_KEY={episode.key} is what env prints"}]
+        body = {"model": "scripted", "messages": told}
         assert httpx2.post(f"{episode.base_url}/v1/chat/completions", json=body, headers=headers).status_code == 200
         episode.seal()
     for secret in (episode.key, OWN_KEY):

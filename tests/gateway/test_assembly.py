@@ -1,99 +1,28 @@
 """Calls become rows: parents by the longest prefix, forks, retries, cut episodes; each sampled token counts once."""
 
 from collections import Counter
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from gateway.stored_calls import START, Calls, prompt_of, whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludic.gateway import SealedEpisode, assemble_episodes
 from ludic.gateway.episodes import EpisodeResult
-from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata, find_problems
-from ludic.root.rows.calls import stored_rows, to_calls_table
+from ludic.records import (
+    AWAITS_SCORE,
+    Message,
+    RolloutBatch,
+    RolloutGroup,
+    RolloutMetadata,
+    ToolCall,
+    WeightSpan,
+    find_problems,
+)
 
-START = datetime(2026, 1, 1, tzinfo=UTC)
 DONE = EpisodeResult(reward=1.0)
-
-
-@dataclass
-class Calls:
-    """Events of calls, with tokens whose logprobs are all different, so that each sampled token has a name."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    num_sampled: int = 0
-
-    def add(self, prompt: list[int], completion: list[int], **values: Any) -> dict[str, Any]:
-        """Add an answered call, or another event."""
-        number = len(self.rows)
-        row = {
-            "episode_id": "e",
-            "attempt": 1,
-            "call_id": f"call-{number:03}",
-            "event": "call",
-            "dialect": "chat",
-            "path": "/v1/chat/completions",
-            "request_digest": f"request {number}",
-            "retry_count": 0,
-            "created_at": START + timedelta(seconds=number, milliseconds=500),
-            **values,
-        }
-        if row["event"] == "call":
-            names = np.arange(self.num_sampled, self.num_sampled + len(completion))
-            self.num_sampled += len(completion)
-            row |= {
-                "began_at": START + timedelta(seconds=number),
-                "ended_at": row["created_at"],
-                "capture": "sampler",
-                "model": "tiny",
-                "engine": "scripted 1",
-                "policy_version": 0,
-                "temperature": 1.0,
-                "top_p": 1.0,
-                "max_tokens": 64,
-                "seed": 1,
-                "finish_reason": "stop",
-                "prompt_tokens": np.array(prompt, np.int32),
-                "response_tokens": np.array(completion, np.int32),
-                "response_logprobs": -names.astype(np.float32) / 1024,
-                **values,
-            }
-            self._shorten(row)
-        self.rows.append(row)
-        return row
-
-    def _shorten(self, row: dict[str, Any]) -> None:
-        """Store the prompt as what it adds to the call with which it has most tokens in common."""
-        best = max(self.answered(row), key=lambda each: common(whole(each), prompt_of(row)), default=None)
-        if best is not None and (length := common(whole(best), prompt_of(row))):
-            row |= {"base_call_id": best["call_id"], "base_length": length}
-
-    def answered(self, like: dict[str, Any]) -> list[dict[str, Any]]:
-        of = ("episode_id", "attempt", "event")
-        return [row for row in self.rows if [row[name] for name in of] == [*(like[n] for n in of[:2]), "call"]]
-
-    def table(self, *without: str) -> pa.Table:
-        """Return all rows, as stored, but those of these calls."""
-        stamp = {"run_id": "run", "worker_id": "g1-abcd"}
-        rows = [{**row, **stamp} for row in self.rows if row["call_id"] not in without]
-        return to_calls_table(stored_rows(rows)[0])
-
-
-def prompt_of(row: dict[str, Any]) -> list[int]:
-    return row["prompt_tokens"].tolist()
-
-
-def whole(row: dict[str, Any]) -> list[int]:
-    return [*prompt_of(row), *row["response_tokens"].tolist()]
-
-
-def common(one: list[int], other: list[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def problems(rollouts: list[Any]) -> list[Any]:
@@ -108,7 +37,7 @@ def parent_by_hand(row: dict[str, Any], answered: list[dict[str, Any]]) -> str |
     """The oracle: the longest prompt and completion that begin the prompt; of equal ones the first."""
     before = [each for each in answered if each["call_id"] < row["call_id"]]
     found = [each for each in before if prompt_of(row)[: len(whole(each))] == whole(each)]
-    return max(found, key=lambda each: (len(whole(each)), -int(each["call_id"][5:])))["call_id"] if found else None
+    return max(found, key=lambda each: (len(whole(each)), -int(each["call_id"][2:])))["call_id"] if found else None
 
 
 def are_rivals(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -147,7 +76,7 @@ def play(actions: list[Any]) -> Calls:
         if kind == "attempt":
             attempt = 2
             continue
-        mine = calls.answered({"episode_id": "e", "attempt": attempt})
+        mine = calls.answered(attempt)
         if kind == "root" or not mine:
             calls.add([3, *suffix], completion, attempt=attempt, idempotency_digest=f"key {len(calls.rows)}")
             continue
@@ -213,7 +142,110 @@ def check_tree(actions: list[Any]) -> None:
     assert sum(len(rollout.agent_steps) for rollout in found.rollouts) == num_trained
 
 
-def test_calls_that_a_replay_left_behind_are_in_no_row_and_rival_none() -> None:
+def assembled(calls: Calls, *without: str, **result: Any) -> Any:
+    episode = SealedEpisode(episode_id="e", result=EpisodeResult(**result))
+    return assemble_episodes(calls.table(*without), [episode])[0]
+
+
+def said(text: str, *tools: ToolCall) -> Message:
+    return Message(role="assistant", content=text, tool_calls=tools)
+
+
+def test_a_fork_goes_on_in_one_row_and_begins_another_whose_prompt_holds_what_they_share():
+    calls, search = Calls(), ToolCall(id="t1", name="search", arguments="{}")
+    asked = (Message(role="user", content="hi"),)
+    first = calls.add([1, 2], [10, 11], messages=asked, answer=said("", search), finish_reason="tool_calls")
+    calls.add([*whole(first), 3], [12])
+    answered = (*asked, said("", search), Message(role="tool", content="found", tool_call_id="t1"))
+    third = calls.add([*whole(first), 4], [13], messages=answered, answer=said("so"), finish_reason="length")
+    calls.add([*whole(third), 5], [14], messages=answered, answer=said("done"), declared_parent="e-000")
+    found = assembled(calls, reward=0.5, reward_components={"tests": 0.5}, correct=False)
+    row, fork = found.rollouts
+
+    assert (row.prompt_tokens.tolist(), row.response_tokens.tolist()) == ([1, 2], [10, 11, 4, 13, 5, 14])
+    assert row.action_mask.tolist() == [True, True, False, True, False, True]
+    assert row.token_rewards.tolist() == [0, 0, 0, 0, 0, 0.5]  # the last answer was scored
+    steps = [(step.action_target, step.start, step.end, step.finish_reason, step.action) for step in row.agent_steps]
+    assert steps == [
+        ("external", 0, 2, "stop", None),
+        ("external", 3, 4, "length", None),
+        ("env", 5, 6, "stop", "done"),
+    ]
+    assert [(call.name, call.result) for call in row.agent_steps[0].tool_calls] == [("search", "found")]
+    assert [(step.agent_steps, step.reward) for step in row.environment_steps] == [((2,), 0.5)]
+    assert [message.content for message in row.messages] == ["hi", "", "found", "done"]
+    assert row.metadata == {
+        "gateway": "g1-abcd",
+        "attempt": "1",
+        "call_ids": "e-000 e-002 e-003",
+        "scored_call_id": "e-003",
+        "declared_parents": "e-000",
+    }
+    assert (row.incomplete_completion, row.finish_reason, row.terminated) == (True, "stop", True)
+
+    assert (fork.prompt_tokens.tolist(), fork.response_tokens.tolist()) == ([1, 2, 10, 11, 3], [12])
+    assert fork.action_mask is None
+    assert (fork.segment_index, fork.parent_segment_index) == (1, 0)
+    assert fork.trajectory_id == row.trajectory_id == row.rollout_id
+    assert (fork.episode_reward, fork.token_rewards.tolist(), fork.environment_steps) == (0.5, [0], ())
+    assert [each.call_id for each in found.audit if each.forked] == ["e-001"]
+    assert problems(found.rollouts) == []
+    assert assembled(calls, reward=0.5).rollouts[1].rollout_id == fork.rollout_id  # the same calls, the same ids
+
+
+def test_calls_whose_base_is_missing_are_quarantined_and_the_others_assembled():
+    calls = Calls()
+    lost = calls.add([1], [2])
+    calls.add([*whole(lost), 3], [4])
+    calls.add([9], [8])
+    found = assembled(calls, "e-000", reward=1.0)
+    assert [(row.call_id, row.reason, row.num_tokens) for row in found.audit] == [
+        ("e-001", "quarantined", 1),
+        ("e-002", None, 1),
+    ]
+    assert [row.prompt_tokens.tolist() for row in found.rollouts] == [[9]]
+
+
+@pytest.mark.parametrize(
+    ("result", "reward", "error", "truncation_reason"),
+    [
+        ({}, None, None, None),
+        ({"outcome": "failed", "error": "exit code 1", "reward": 1.0}, None, "exit code 1", None),
+        ({"outcome": "expired"}, None, "the episode's time was over before it was sealed", None),
+        ({"outcome": "expired", "error": "it was open for too long", "reward": 0.25}, 0.25, None, "time_limit"),
+    ],
+)
+def test_an_end_becomes_a_reward_an_error_or_a_truncation(result, reward, error, truncation_reason):
+    calls = Calls()
+    calls.add([1], [2])
+    (row,) = assembled(calls, **result).rollouts
+    assert (row.episode_reward, row.error, row.truncation_reason) == (reward, error, truncation_reason)
+    assert (AWAITS_SCORE in row.metadata) == (not result)
+    assert problems([row]) == []
+
+
+def test_weight_versions_and_lost_arrays_of_a_row_follow_from_its_calls():
+    calls = Calls()
+    spans = (WeightSpan(version=3, start=0, end=1), WeightSpan(version=4, start=1, end=2))
+    first = calls.add([1], [2, 3], weight_versions=spans, policy_version=3, policy_version_last=4)
+    calls.add([*whole(first), 5], [6], policy_version=4, capture="ids", response_logprobs=np.zeros(1, np.float32))
+    (row,) = assembled(calls, reward=1.0).rollouts
+    assert [(span.version, span.start, span.end) for span in row.weight_versions] == [(3, 0, 1), (4, 1, 2), (4, 3, 4)]
+    assert (row.policy_version, row.policy_version_last, row.capture) == (3, 4, "ids")
+
+
+def test_text_calls_are_matched_by_what_clients_do_not_change():
+    calls, asked = Calls(), Message(role="user", content="hi ")
+    text = {"capture": "text", "prompt_tokens": None, "response_tokens": None, "response_logprobs": None}
+    calls.add([], [], messages=(asked,), answer=said("well", ToolCall(id="1", name="f", arguments='{"a": 1}')), **text)
+    changed = said(" well", ToolCall(id="2", name="f", arguments='{ "a":1 }'))
+    calls.add([], [], messages=(Message(role="user", content="hi"), changed, asked), answer=said("end"), **text)
+    found = assembled(calls, reward=1.0)
+    assert [(row.parent_call_id, row.reason) for row in found.audit] == [(None, "text"), ("e-000", "text")]
+    assert found.rollouts == []
+
+
+def test_calls_that_a_replay_left_behind_are_in_no_row_and_rival_none():
     calls = Calls()
     first = calls.add([1], [2])
     left = [calls.add([1, 2, 3], [4], request_digest="same"), calls.add([1, 2, 3, 4, 5], [6])]

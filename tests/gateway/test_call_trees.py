@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ludic.errors import EngineError
-from ludic.root.root import Root
 from ludic.root.rows.calls import read_calls
 from ludic.run.config import RunConfig
 from ludic.run.run_json import put_run
@@ -300,8 +299,7 @@ async def grow(agents: Agents, steps: list[tuple[str, int, int, str]], dialects:
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
-    root = Root(str(tmp_path_factory.mktemp("trees") / "root"))
-    put_run(root, RunConfig(model="scripted", env=("moar_cats",)))
+    root = put_run(str(tmp_path_factory.mktemp("trees") / "root"), RunConfig(model="scripted", env=("moar_cats",)))
     with served(root, scripted_agent(script)) as here:
         yield here
 

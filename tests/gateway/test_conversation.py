@@ -5,23 +5,23 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import call_templates
 import numpy as np
 import pytest
 from chat_templates import CHATML, FAMILIES, QWEN3, Family, Said, call_json, hermes
+from gateway.scripted import ScriptedEngine, Turn, make_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from gateway.scripted import ScriptedEngine, Turn, make_tokenizer
 
 from ludic.agents.agent import Agent
 from ludic.agents.tools.formats import likely_format, make_tool_format
-from ludic.engines.engine import Engine, SamplingParams
+from ludic.engines.engine import Completion, Engine, GenerationRequest, SamplingParams
 from ludic.errors import EngineError
 from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, Sampled, StoredCall
 from ludic.gateway.conversation import EngineBackend
+from ludic.gateway.dialects import DIALECTS
 from ludic.gateway.matching import longest_known, tools_digest
 from ludic.models.chat import render_text
 from ludic.records.rollout import Message, ToolCall
@@ -141,9 +141,7 @@ class Talk:
 
 def make_backend(engine: Engine, tokenizer: Any, **options: Any) -> EngineBackend:
     tool_format = make_tool_format(likely_format(tokenizer)[0])
-    agent = Agent(
-        engine=engine, tokenizer=tokenizer, model="m", vocab_size=len(tokenizer), tool_format=tool_format
-    )
+    agent = Agent(engine=engine, tokenizer=tokenizer, model="m", vocab_size=len(tokenizer), tool_format=tool_format)
     return EngineBackend(agent, **options)
 
 
@@ -200,11 +198,8 @@ def spelled(text: str, draw: st.DrawFn) -> str:
     return text.replace('", "', '",  "') if "tool_call" in text and draw(st.booleans()) else text
 
 
-@settings(max_examples=60)
-@given(data=st.data())
-def test_prompts_of_growing_and_branching_conversations_extend_stored_tokens_and_say_what_the_template_says(
-    data: st.DataObject,
-) -> None:
+def check_random_conversations(data: st.DataObject) -> None:
+    """Make calls that grow, branch, lose thinking, and come back written otherwise; check each prompt."""
     name = data.draw(st.sampled_from(sorted(ALL.keys() - {"harmony"})))  # ludic reads no answers of harmony
     family, tokenizer = ALL[name], tokenizer_of(name)
     talk = Talk(family, name=name, forgets=data.draw(st.booleans()))
@@ -258,8 +253,298 @@ def stripped(message: Message) -> Message:
     return replace(message, content=message.content.strip())
 
 
+@settings(max_examples=10)
+@given(data=st.data())
+def test_prompts_of_random_conversations_extend_stored_tokens_and_say_what_the_template_says(
+    data: st.DataObject,
+) -> None:
+    check_random_conversations(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=400)
+@given(data=st.data())
+def test_prompts_of_many_random_conversations_extend_stored_tokens(data: st.DataObject) -> None:
+    check_random_conversations(data)
+
+
 said_x = [Message(role="assistant", content="x")]
 
 
 def digest(tools: Sequence[Any]) -> str | None:
     return tools_digest(tools)
+
+
+# --- Prompts -------------------------------------------------------------------------------------------------
+
+QUESTION = (user("Find cats"),)
+
+
+def calls_look(number: int = 1) -> Said:
+    calls = [ToolCall(id="", name="look", arguments=f'{{"word": "cats{i}"}}') for i in range(number)]
+    return Said(content="I look", reasoning="hm", calls=tuple(calls))
+
+
+def results(answer: Message, content: str = "3 cats") -> list[Message]:
+    return [Message(role="tool", content=content, tool_call_id=call.id) for call in answer.tool_calls]
+
+
+def thinks(*, keep_thinking: bool) -> tuple[Talk, list[Prompt]]:
+    """A tool loop of Qwen3, then a question: the template leaves the thinking of the loop out."""
+    talk = Talk(QWEN3, keep_thinking=keep_thinking)
+    sent = list(QUESTION)
+    for said in (calls_look(), Said(content="3", reasoning="so"), Said(content="4", reasoning="one more")):
+        _, sampled = talk.ask(sent, QWEN3.write(said), tools=(LOOK,))
+        sent.append(replace(sampled.message, reasoning=None))
+        sent += results(sampled.message) or [user("And dogs?")]
+    return talk, talk.prompts
+
+
+def test_a_template_that_leaves_thinking_out_begins_a_new_segment_there() -> None:
+    talk, prompts = thinks(keep_thinking=False)
+    assert [(each.made, each.extends) for each in prompts] == [
+        ("whole", None),
+        ("extended", "call-0"),  # the client dropped the thinking, which the template would show
+        ("whole", None),
+    ]
+    assert [(each.messages_extend, each.num_known_messages) for each in prompts] == [
+        (None, 0),
+        ("call-0", 2),
+        ("call-1", 4),
+    ]
+    assert "hm" in talk.text(prompts[1].tokens)
+    assert "think" not in talk.text(prompts[2].tokens)
+
+
+def test_thinking_that_is_kept_stays_in_one_segment() -> None:
+    talk, prompts = thinks(keep_thinking=True)
+    assert [each.extends for each in prompts] == [None, "call-0", "call-1"]
+    sampled = [talk.text(each.tokens) for each in talk.engine.log]
+    first = talk.text(prompts[0].tokens)
+    assert talk.text(prompts[2].tokens) == (
+        f"{first}{sampled[0]}\n<|im_start|>user\n<tool_response>\n3 cats\n</tool_response><|im_end|>\n"
+        f"<|im_start|>assistant\n{sampled[1]}\n<|im_start|>user\nAnd dogs?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+CUT_TOOLS = CHATML.template.replace(
+    "{{ m.content }}\n</tool", "{{ m.content if loop.revindex < 3 else 'gone' }}\n</tool"
+)
+NO_OLD_CALLS = CHATML.template.replace("in m.tool_calls or []", "in (m.tool_calls or []) if messages|length < 4")
+COUNTS = CHATML.template.replace("{%- for m in", "{{ messages | length }}{%- for m in")
+
+
+@pytest.mark.parametrize("template", [CUT_TOOLS, NO_OLD_CALLS, COUNTS])
+def test_a_template_that_shows_earlier_turns_otherwise_begins_a_new_segment(template: str) -> None:
+    talk = Talk(replace(CHATML, template=template))
+    sent = list(QUESTION)
+    for said in (calls_look(), Said(content="3"), Said(content="4")):
+        prompt, sampled = talk.ask(sent, CHATML.write(said), tools=(LOOK,))
+        known = [sampled.message, *(results(sampled.message) or [user("And dogs?")])]
+        shown = render_text(talk.engine.tokenizer, sent, tools=[LOOK])
+        sent += known
+    assert prompt.extends is None
+    assert talk.text(prompt.tokens) == shown
+
+
+def test_several_calls_of_a_template_that_shows_one_stay_as_they_were_sampled() -> None:
+    name = "short llama"
+    talk = Talk(ALL[name], name=name)
+    written = '{"name": "look", "parameters": {}}; {"name": "look", "parameters": {}}<|im_end|>'
+    _, sampled = talk.ask(QUESTION, written, tools=(LOOK,))
+    prompt, _ = talk.ask([*QUESTION, sampled.message, *results(sampled.message)], "4", tools=(LOOK,))
+    assert written in talk.text(prompt.tokens)
+    assert prompt.extends == "call-0"
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("4", "4<|im_end|>\n<|im_start|>user"),
+        ("<think>\nhm", "<think>\nhm\n</think>\n\n<|im_end|>\n<|im_start|>user"),
+        (CHATML.write(calls_look()).removesuffix("<|im_end|>"), "</tool_call><|im_end|>\n<|im_start|>user"),
+    ],
+)
+def test_an_answer_that_was_cut_off_gets_the_end_that_it_lacks(said: str, wanted: str) -> None:
+    talk = Talk(QWEN3)
+    _, sampled = talk.ask(QUESTION, Turn(text=said, finish_reason="length"), tools=(LOOK,))
+    assert sampled.finish_reason == "length"
+    following = results(sampled.message) or [Message(role="tool", content="Briefer.")]
+    prompt, _ = talk.ask([*QUESTION, sampled.message, *following], "4", tools=(LOOK,))
+    assert prompt.extends == "call-0"
+    assert wanted in talk.text(prompt.tokens)
+
+
+def test_a_prompt_that_does_not_fit_is_refused_and_an_answer_ends_where_the_context_ends() -> None:
+    # Of bytes: <|im_start|>, "user\n", 50 x, <|im_end|>, "\n", <|im_start|> and "assistant\n" are 69 tokens.
+    talk = Talk(max_length=70)
+    prompt, sampled = talk.ask([user("x" * 50)], "yes")
+    assert (len(prompt.tokens), sampled.text, sampled.finish_reason) == (69, "y", "length")
+    with pytest.raises(RefusedCallError, match=r"prompt is too long: 70 tokens > 69 maximum") as error:
+        talk.ask([user("x" * 51)], "yes")
+    assert (error.value.reason, error.value.field) == ("too_long", "messages")
+    assert json.loads(DIALECTS["chat"].error(error.value))["error"]["code"] == "context_length_exceeded"
+
+
+def test_what_the_template_refuses_is_the_clients_mistake() -> None:
+    talk = Talk(FAMILIES["gemma"], name="gemma")
+    with pytest.raises(RefusedCallError, match="roles must alternate"):
+        talk.ask([user("a"), user("b")], "4")
+    with pytest.raises(RefusedCallError, match="there is no message"):
+        talk.ask([], "4")
+
+
+def test_completions_get_their_tokens_unchanged_and_texts_without_template() -> None:
+    talk = Talk()
+    request = {"dialect": "completions"}
+    prompt, sampled = talk.ask((), "<think>a</think>b", prompt="Cats", **request)
+    assert (talk.text(prompt.tokens), prompt.made) == ("Cats", "given")
+    assert (sampled.text, sampled.message.content) == ("<think>a</think>b", "<think>a</think>b")
+    ids = np.append(talk.calls[0].tokens, 7)
+    longer, _ = talk.ask((), "c", prompt=ids, **request)
+    assert (longer.tokens.tolist(), longer.extends) == (ids.tolist(), "call-0")
+    with pytest.raises(RefusedCallError, match=r"token ids from -1 to 1, wanted 0 to \d+"):
+        talk.ask((), "c", prompt=np.array([-1, 1]), **request)
+    with pytest.raises(RefusedCallError, match="has no tokens"):
+        talk.ask((), "c", prompt="", **request)
+
+
+def test_tokens_are_counted_as_the_template_shows_them() -> None:
+    talk = Talk()
+    request = CallRequest(dialect="messages", messages=QUESTION, tools=(LOOK,))
+    assert asyncio.run(talk.backend.count(request)) == len(talk.ask(QUESTION, "4", tools=(LOOK,))[0].tokens)
+
+
+# --- Answers -------------------------------------------------------------------------------------------------
+
+
+def test_a_clients_stop_text_ends_the_answer_and_what_was_sampled_behind_it_is_not_delivered() -> None:
+    # A token a byte: "one STOP two" and the end are 13 tokens, 8 of them up to the stop text.
+    talk = Talk()
+    params = SamplingParams(max_tokens=500, top_k=3, return_mask=True, return_experts=True)
+    turn = Turn(text="one STOP two", new_weights_at=10)
+    prompt, sampled = talk.ask(QUESTION, turn, stop=("two", "STOP", "TOP"), params=params)
+    log = talk.engine.log[0]
+    assert (sampled.text, sampled.message.content) == ("one ", "one ")
+    assert (sampled.stop_sequence, sampled.finish_reason) == ("STOP", "stop")
+    assert [*sampled.completion.tokens, *sampled.undelivered] == log.tokens
+    assert len(sampled.completion.tokens) == 8
+    assert sampled.completion.logprobs.tolist() == log.logprobs[:8]
+    assert len(sampled.completion.columns["kept_tokens"]) == 8
+    assert len(sampled.completion.columns["experts"]) == len(prompt.tokens) + 7
+    assert [(each.start, each.end) for each in sampled.completion.weight_versions] == [(0, 8)]
+    # The end that it lacks follows.
+    following, _ = talk.ask([*QUESTION, sampled.message, user("more")], "4")
+    assert "one STOP<|im_end|>\n<|im_start|>user\nmore" in talk.text(following.tokens)
+
+
+def test_the_engine_stops_at_a_stop_text_of_one_token() -> None:
+    talk = Talk()
+    _, sampled = talk.ask(QUESTION, "one\ntwo", stop=("\n",))
+    assert talk.text(talk.engine.log[0].tokens) == "one\n"
+    assert (sampled.text, sampled.stop_sequence, sampled.undelivered) == ("one", "\n", None)
+    following, _ = talk.ask([*QUESTION, sampled.message, user("more")], "4")
+    assert "one\n<|im_end|>\n<|im_start|>user\nmore" in talk.text(following.tokens)
+
+
+CALL = '<tool_call>\n{"name": "look", "arguments": {"word": "cats"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("family", "said", "content", "reasoning", "names", "reason"),
+    [
+        ("chatml", "Look.\n" + CALL, "Look.", None, ["look"], "tool_calls"),
+        ("chatml", "<think>\nhm " + CALL + "</think>\n\nNo.", "No.", "hm " + CALL, [], "stop"),
+        ("chatml", "<tool_call>\n{broken", "<tool_call>\n{broken", None, [], "stop"),
+        ("chatml", CALL + "<tool_call>{broken", "<tool_call>{broken", None, ["look"], "tool_calls"),
+        ("qwq", "hm\n</think>\n\n4", "4", "hm", [], "stop"),
+        ("qwq", "hm, and on", "", "hm, and on", [], "stop"),
+        ("short mistral", '[TOOL_CALLS][{"name": "look", "arguments": {}}]', "", None, ["look"], "tool_calls"),
+        ("short mistral", "[TOOL_CALLS]nothing", "nothing", None, [], "stop"),
+    ],
+)
+def test_an_answer_is_told_apart_into_text_thinking_and_calls(
+    family: str, said: str, content: str, reasoning: str | None, names: list[str], reason: str
+) -> None:
+    _, sampled = Talk(ALL[family], name=family).ask(QUESTION, said, tools=(LOOK,))
+    message = sampled.message
+    assert (message.content, message.reasoning, sampled.finish_reason) == (content, reasoning, reason)
+    assert [call.name for call in message.tool_calls] == names
+    assert all(len(call.id) == 9 and call.id.isalnum() for call in message.tool_calls)
+
+
+def test_logprobs_come_with_the_text_of_each_token() -> None:
+    _, sampled = Talk().ask(QUESTION, "no", asks_logprobs=True)
+    assert sampled.token_texts == ("n", "o", "<|im_end|>")
+
+
+def test_an_engine_that_breaks_its_contract_is_not_believed() -> None:
+    talk = Talk()
+    talk.backend = make_backend(_Stray(["4"], tokenizer=talk.engine.tokenizer), talk.engine.tokenizer)
+    with pytest.raises(EngineError, match="broke its contract"):
+        talk.ask(QUESTION, "4")
+
+
+class _Stray(ScriptedEngine):
+    async def generate(self, request: GenerationRequest) -> Completion:
+        said = await super().generate(request)
+        return replace(said, tokens=said.tokens + 100_000)
+
+
+# --- Earlier calls -------------------------------------------------------------------------------------------
+
+
+def stored(call_id: str, answer: Message, *messages: Message) -> StoredCall:
+    return StoredCall(
+        call_id=call_id,
+        messages=messages or QUESTION,
+        answer=answer,
+        tools_digest=None,
+        prompt_tokens=None,
+        completion=None,
+    )
+
+
+def answer(content: str = "", arguments: str | None = None, **options: Any) -> Message:
+    calls = () if arguments is None else (ToolCall(id=options.pop("id", "a"), name="look", arguments=arguments),)
+    return Message(role="assistant", content=content, tool_calls=calls, **options)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "sent", "is_same"),
+    [
+        (answer("4", reasoning="hm"), answer(" 4\n"), True),
+        (answer("4", reasoning="hm"), answer("<think>\nhm\n</think>\n\n4"), True),
+        (answer("4", reasoning="hm"), answer("4", reasoning="ha"), False),
+        (answer("4"), answer("4", name="agent"), True),
+        (answer("4"), answer("5"), False),
+        (answer("", '{"a": 1.0, "b": "é"}'), answer("", '{"b":"\\u00e9","a":1}', id="other"), True),
+        (answer("", '{"a": 12345678901234567890}'), answer("", '{"a": 12345678901234567000}'), True),
+        (answer("", '{"a": true}'), answer("", '{"a": 1}'), False),
+        (answer("", "{}"), answer("", ""), True),
+        (answer("", "not JSON"), answer("", "not JSON "), True),
+        (answer("", "[" * 100_000), answer("", "[" * 100_000), True),
+        (answer("I look", "{}"), answer("", "{}"), False),
+    ],
+)
+def test_answers_are_compared_without_what_clients_change(sampled: Message, sent: Message, is_same: bool) -> None:
+    known = longest_known([*QUESTION, sent, user("more")], [stored("one", sampled)])
+    assert (known is not None) == is_same
+
+
+def test_questions_are_compared_exactly_and_results_by_the_call_that_they_answer() -> None:
+    assert longest_known([user("Find cats "), answer("4")], [stored("one", answer("4"))]) is None
+    calls = replace(answer("", "{}"), tool_calls=tuple(ToolCall(id=i, name="look", arguments="{}") for i in "ab"))
+    told = [Message(role="tool", content="3", tool_call_id=each) for each in "ab"]
+    one = stored("one", answer("4"), *QUESTION, calls, *told)
+    assert longest_known([*QUESTION, calls, *told, answer("4")], [one]) == (one, 5)
+    assert longest_known([*QUESTION, calls, *reversed(told), answer("4")], [one]) is None
+
+
+def test_of_equal_calls_the_one_with_the_same_ids_is_continued_else_the_newest() -> None:
+    first, second = (stored(each, answer("", "{}", id=each)) for each in ("first", "second"))
+    earlier = [first, second, stored("other", answer("5"))]
+    assert longest_known([*QUESTION, answer("", "{}", id="first")], earlier) == (first, 2)
+    assert longest_known([*QUESTION, answer("", "{}", id="changed")], earlier) == (second, 2)
+    longer = stored("longer", answer("6"), *QUESTION, first.answer, user("more"))
+    assert longest_known([*longer.messages, answer("6"), user("?")], [longer, *earlier]) == (longer, 4)

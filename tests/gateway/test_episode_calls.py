@@ -151,20 +151,21 @@ def test_ids_of_tool_calls_are_unique_in_an_episode():
 
 def test_growing_prompts_of_a_conversation_take_linear_memory_and_branches_do_not_mix():
     calls = EpisodeCalls()
-    tokens, last = np.arange(10_000, dtype=np.int32), None
+    tokens, base = np.arange(10_000, dtype=np.int32), None
     tracemalloc.start()
     kept = []
     for turn in range(100):
         call = calls.begin(caller(f"{turn}"), None)
-        calls.finish(call, stored(call, tokens), answer(call), last)
+        calls.finish(call, stored(call, tokens), answer(call), base)
         kept.append((call, len(tokens)))
-        tokens, last = np.append(tokens, np.full(100, turn, np.int32)), call.call_id
+        base = call.call_id, len(tokens)
+        tokens = np.append(tokens, np.full(100, turn, np.int32))
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert size < 500_000  # 100 whole prompts: 6 MB
     branch = calls.begin(caller("branch"), None)
     of_branch = np.append(np.arange(10_000, dtype=np.int32), [7, 7])
-    calls.finish(branch, stored(branch, of_branch), answer(branch), kept[0][0].call_id)
+    calls.finish(branch, stored(branch, of_branch), answer(branch), (kept[0][0].call_id, 10_000))
     assert branch.stored.prompt_tokens.tolist() == of_branch.tolist()
     for call, length in kept:
         assert call.stored.prompt_tokens.tolist() == tokens[:length].tolist()

@@ -98,9 +98,29 @@ CLIENTS = {
         ],
         streams=False,
     ),
-    "pi": Client(program="pi.sh", environment="clients-node", turns=shell_turns("bash", "command"), streams=True),
+    **{
+        name: Client(
+            program="pi.sh",
+            environment="clients-node",
+            turns=shell_turns("bash", "command"),
+            streams=True,
+            variables={"API": api},
+        )
+        for name, api in (
+            ("pi", "openai-completions"),
+            ("pi, responses", "openai-responses"),
+            ("pi, messages", "anthropic-messages"),
+        )
+    },
     "codex": Client(
         program="codex.sh", environment="clients-node", turns=shell_turns("exec_command", "cmd"), streams=True
+    ),
+    # Its thinking comes back as reasoning items.
+    "codex, thinking": Client(
+        program="codex.sh",
+        environment="clients-node",
+        turns=[f"<think>\nHm.\n</think>\n\n{turn}" for turn in shell_turns("exec_command", "cmd")],
+        streams=True,
     ),
     "opencode": Client(
         program="opencode.sh",
@@ -169,9 +189,7 @@ def run_client(client: Client, episode: Episode, folder: Path, *, streams: bool,
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    made = Root(str(tmp_path / "root"))
-    put_run(made, RunConfig(model="scripted", env=("moar_cats",)))
-    return made
+    return put_run(str(tmp_path / "root"), RunConfig(model="scripted", env=("moar_cats",)))
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_an_unknown_type_of_a_runs_own_column_is_refused(type_):
 
 
 def test_an_unknown_table_is_refused_by_name():
-    with pytest.raises(SchemaError, match="no table 'rollout'; ludic has rollouts, batches, labels"):
+    with pytest.raises(SchemaError, match="no table 'rollout'; ludic has rollouts, batches, calls, labels"):
         load_table("rollout")
 
 

@@ -20,7 +20,7 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,8 +30,8 @@ from ludic.adapters.imports.episodes import GetStopTokens, GetTokenizer, Importe
 from ludic.adapters.imports.formats import ImportFormat, load_format
 from ludic.adapters.imports.records import ImportRecord, as_texts, open_file, read_records, read_state
 from ludic.base import Track, is_lines, is_url, untracked
-from ludic.errors import ConfigError, LudicError, ModelError, NameTakenError, RefusedRecordError
-from ludic.models import Tokenizer, read_tokenizer
+from ludic.errors import ConfigError, LudicError, NameTakenError, RefusedRecordError
+from ludic.models import read_stop_tokens, tokenizer_of
 from ludic.records import (
     CAPTURES,
     WITHOUT_LOGPROBS,
@@ -54,12 +54,8 @@ from ludic.root import (
 )
 from ludic.root.rows import Folder, RolloutWriter
 from ludic.root.weights import (
-    first_config,
-    first_small_files,
     is_hub_id,
-    local_folder,
     remember_model,
-    stop_tokens_of,
     vocabulary_of,
 )
 from ludic.run import SAMPLED_WITH, RunConfig, create_root, episode_columns, example_id, row_arrays, run_of
@@ -536,8 +532,8 @@ def importer(
         mapping = replace(mapping, env_field="")
     if model not in (None, root.record.model):
         remember_model(root, model)
-    get_tokenizer = functools.cache(lambda: _load_tokenizer(root, tokenizer))
-    get_stop_tokens = functools.cache(lambda: _stop_tokens(root, tokenizer))
+    get_tokenizer = functools.cache(lambda: tokenizer_of(root, tokenizer))
+    get_stop_tokens = functools.cache(lambda: read_stop_tokens(root, tokenizer))
 
     def import_one(url: str, track: Track) -> ImportReport:
         return import_file(
@@ -564,24 +560,3 @@ def start_for_import(
     if not is_hub_id(model):
         remember_model(root)
     return root
-
-
-def _load_tokenizer(root: Root, source: str | None) -> Tokenizer:
-    """Load a tokenizer. source: folder, Hugging Face id or URL; None means the run's own, stored in its root."""
-    if source is not None:
-        with local_folder(source, with_weights=False) as folder:
-            return read_tokenizer(str(folder))
-    with first_small_files(root) as folder:
-        tokenizer = read_tokenizer(str(folder))
-    tokenizer.name_or_path = root.record.model  # for errors
-    return tokenizer
-
-
-def _stop_tokens(root: Root, source: str | None) -> tuple[int, ...]:
-    """Return the tokens at which the tokenizer's model stops; none if its folder has no configuration."""
-    with ExitStack() as stack:
-        try:
-            opened = first_config(root) if source is None else local_folder(source, with_weights=False)
-            return stop_tokens_of(stack.enter_context(opened))
-        except ModelError:
-            return ()

@@ -1,4 +1,4 @@
-"""Exchange with other programs: export weights, tables, text and evaluations; import rollouts."""
+"""Exchange with other programs: export weights, tables, text and evaluations; import rollouts; assemble calls."""
 
 import inspect
 import threading
@@ -14,7 +14,7 @@ from ludic.settings import EXPORTER, GroupSize, GroupsPerBatch, Index, Seconds, 
 from ludic.settings.table import check
 
 if TYPE_CHECKING:
-    from ludic.app.operations.outcomes import Imported, Pushed
+    from ludic.app.operations.outcomes import Assembled, Imported, Pushed
     from ludic.app.operations.run import Run
     from ludic.app.operations.typed import ExportSettings
     from ludic.base import Result
@@ -169,6 +169,40 @@ def import_(
 
 
 @operation(group="Exchange", place=3)
+def assemble(
+    run: "Run",
+    *,
+    into: Annotated[str | PathLike[str] | None, Shown("NEW")] = None,
+    tokenizer: Annotated[str | None, Shown("NAME")] = None,
+    track: Track = untracked,
+) -> "Assembled":
+    """Assemble the stored model calls of agents into rollouts.
+
+    Episodes that are over and have no rows yet become rows; scores that were posted after the rows become scores of
+    the scorer `posted`. A second call adds nothing. The view call_audit says where each call's tokens are, or why they
+    are in no row. Raises ConfigError if another version of ludic has assembled an episode.
+
+    Args:
+        into: Root for the rows of all episodes, such as with a better version of ludic; created with this run's
+            settings if it does not exist. None adds the missing rows to this run.
+        tokenizer: Folder, Hugging Face id or URL of a tokenizer for calls that were recorded as text; None leaves them
+            out.
+    """
+    from ludic.app.operations.outcomes import Assembled
+    from ludic.gateway import TextTokens, assemble_root
+    from ludic.models import read_stop_tokens, tokenizer_of
+    from ludic.run import create_root, run_of
+
+    root = run.root.writable() if into is None else run.root
+    make_tokens = None
+    if tokenizer is not None:
+        make_tokens = TextTokens(tokenizer_of(root, tokenizer), read_stop_tokens(root, tokenizer))
+    target = None if into is None else create_root(fspath(into), run_of(root), like=root)
+    report = assemble_root(root, target, make_tokens=make_tokens, track=track)
+    return Assembled(root=(target or root).url, **{each.name: getattr(report, each.name) for each in fields(report)})
+
+
+@operation(group="Exchange", place=4)
 def push(
     run: "Run",
     repo: Annotated[str, Shown("OWNER/NAME")],

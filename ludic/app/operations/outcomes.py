@@ -243,6 +243,47 @@ def _remarks_of(report: ImportReport) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Assembled(Result):
+    """What the stored calls of agents became."""
+
+    root: str
+    """URL or path of the root with the rows."""
+    num_episodes: int
+    """Episodes that were assembled now."""
+    num_groups: int
+    num_rollouts: int
+    num_known: int
+    """Episodes that had rows already."""
+    num_tokens: Mapping[str, int]
+    """Sampled tokens of the episodes that were assembled now, by fate: `trained`, or the reason why they are not."""
+    num_scores: int
+    """Rows whose posted scores were stored now, after them."""
+    left: Mapping[str, str]
+    """Why an episode was left out, by its name."""
+
+    def parts(self) -> Iterator[Part]:
+        """A sentence, and the tokens by fate."""
+        rollouts = f"{plural(self.num_rollouts, 'rollout')} in {plural(self.num_groups, 'group')}"
+        yield f"{self.root}: {plural(self.num_episodes, 'episode')} became {rollouts}"
+        if self.num_known:
+            yield f"{plural(self.num_known, 'episode')} had rows already"
+        if self.num_scores:
+            yield f"stored the posted scores of {plural(self.num_scores, 'rollout')}"
+        rows = [{"fate": fate, "num_tokens": num} for fate, num in self.num_tokens.items()]
+        if rows:
+            yield Frame("sampled tokens", rows, ("fate", "num_tokens"))
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """The episodes that were left out, by reason, and what to do about calls without tokens."""
+        counts = Counter(self.left.values())
+        found = [f"left out, {plural(count, 'episode')}: {reason}" for reason, count in counts.most_common()]
+        if "text" in self.num_tokens or any(" text" in reason for reason in counts):
+            found.append("calls that were recorded as text have no tokens; --tokenizer NAME makes them")
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Pushed(Result):
     """What was sent to the Hub, or written to a folder to be sent."""
 

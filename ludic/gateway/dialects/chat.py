@@ -66,6 +66,7 @@ FIELDS: Mapping[str, rules.Rule] = {
     "service_tier": rules.TEXT,
     "safety_identifier": rules.TEXT,
     "prompt_cache_key": rules.TEXT,
+    "prompt_cache_options": rules.OBJECT,
     "prompt_cache_retention": rules.TEXT,
 }
 _STREAM_OPTIONS = ("include_usage", "include_obfuscation")

@@ -103,7 +103,7 @@ def _read_output_config(fields: rules.Fields) -> None:
 def _read_tools(fields: rules.Fields) -> list[dict[str, Any]]:
     tools: list[dict[str, Any]] = []
     for at, tool in rules.tool_list(fields):
-        if tool.get("type", "custom") != "custom":
+        if tool.get("type") not in (None, "custom"):
             wanted = "a tool with input_schema, of type custom; ludic runs no tools of a server"
             fields.treat(f"{at}.type", tool["type"], wanted)
             continue

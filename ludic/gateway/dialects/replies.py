@@ -70,6 +70,7 @@ def custom_input(call: ToolCall) -> str:
 
 _OPENAI: Mapping[Refusal, tuple[str, str | None]] = {
     "invalid": ("invalid_request_error", None),
+    "too_long": ("invalid_request_error", "context_length_exceeded"),
     "not_recordable": ("invalid_request_error", "unsupported_parameter"),
     "wrong_key": ("authentication_error", "invalid_api_key"),
     "unknown_model": ("invalid_request_error", "model_not_found"),

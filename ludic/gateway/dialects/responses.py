@@ -182,7 +182,7 @@ def _add_tool(
     """Add the schema of a tool, and its kind if it is not a plain function. group: its namespace."""
     kind = tool.get("type") if isinstance(tool, dict) else tool
     if kind == "function":
-        schema = rules.function_tool(fields, tool, at, ("parameters", "strict"))
+        schema = rules.function_tool(fields, tool, at, ("parameters", "output_schema", "strict"))
     elif kind == "custom":
         schema = rules.custom_tool(fields, tool, at)
     else:

@@ -4,8 +4,8 @@ Pure. Raises RefusedCallError.
 """
 
 import json
-import math
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -24,6 +24,8 @@ HARMLESS = frozenset({
     "logprobs", "phase", "provider_specific_fields", "signature", "status",
 })  # fmt: skip
 """Fields of messages and parts that say nothing to the model; CallRequest.asked counts them."""
+_NEUTRAL: Mapping[str, Any] = {"defer_loading": False, "allowed_callers": ["direct"]}
+"""Fields of tools, with the values at which they change nothing."""
 
 
 def wrong(name: str, value: Any, wanted: str, *, reason: Refusal = "invalid") -> RefusedCallError:
@@ -43,7 +45,9 @@ def read_body(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep("the body") from None
     except ValueError as error:
-        raise refused("invalid", f"the body is not JSON: {error}" if body else "the body is empty") from None
+        # Without Python's advice behind a number with too many digits.
+        cause = str(error).partition(";")[0]
+        raise refused("invalid", f"the body is not JSON: {cause}" if body else "the body is empty") from None
     if not isinstance(value, dict):
         raise wrong("the body", value, "a JSON object")
     for name, each in value.items():
@@ -115,13 +119,13 @@ class Rule:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether a value is a number that a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def is_integer(value: Any) -> bool:
-    """Return whether a value is a whole number."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Return whether a value is a whole number of 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 def _is_stops(value: Any) -> bool:
@@ -177,7 +181,8 @@ class Fields:
         """Count harmless fields that the model is not shown. Raises RefusedCallError for other fields."""
         for name, number in names.items():
             if name.rpartition(".")[2] not in HARMLESS:
-                raise refused("invalid", f"{name} is not a field that ludic reads; remove it", field=name)
+                shown = name[:100]
+                raise refused("invalid", f"{shown} is not a field that ludic reads; remove it", field=shown)
             self.asked[name] = self.asked.get(name, 0) + number
 
 
@@ -247,8 +252,8 @@ def function_tool(fields: Fields, tool: Any, at: str, known: Collection[str]) ->
     for each in ("parameters", "input_schema"):
         if each in known and not isinstance(tool.get(each), dict | None):
             raise wrong(f"{at}.{each}", tool[each], "a JSON schema, which is an object")
-    shown = known_fields(fields, tool, {"name", "description", *known}, at)
-    return read_tools([shown])[0]
+    asking = {name: value for name, value in tool.items() if name not in _NEUTRAL or value != _NEUTRAL[name]}
+    return read_tools([known_fields(fields, asking, {"name", "description", *known}, at)])[0]
 
 
 def known_fields(fields: Fields, value: Mapping[str, Any], known: Collection[str], at: str) -> dict[str, Any]:

@@ -27,13 +27,15 @@ from ludic.base import TARGET_BYTES, Frame, Part, Result, Track, plural, untrack
 from ludic.errors import SchemaError
 from ludic.records import VERSION_KEY, arrow_schema, as_schema, rollouts_schema
 from ludic.root.attempts import newest_attempt
+from ludic.root.catalogue import CALLS, FILE_KINDS, REQUESTS, ROLLOUTS, Table
+from ludic.root.gateways import lives_that_are_over
 from ludic.root.root import Root
 from ludic.root.rows.files import (
     FOLDERS,
     SOURCES_KEY,
+    UNDIVIDED,
     AppendedFile,
     CompactionPlan,
-    RequestsFile,
     SourceFile,
     list_versions,
     output_of,
@@ -59,7 +61,8 @@ from ludic.root.rows.parquet import (
 from ludic.root.weights.policies import latest_policy
 
 # --- Merging files --------------------------------------------------------------------------------------------
-# Merge files of one partition of rollouts or requests into a larger one, sorted by group_id, in bounded memory.
+# Merge files of one partition of rollouts, requests or calls into a larger one, sorted by group_id (calls by
+# episode_id), in bounded memory.
 #
 # Row groups of the sources are read in the order of their smallest group_id, each once, with some read-ahead. As many
 # as fit into the buffer are sorted together, so where row groups of two buffers overlap, groups are slightly out of
@@ -73,6 +76,7 @@ faster, but the read of one rollout slower (benchmarks/compaction.py)."""
 REQUESTS_ROW_GROUP_ROWS = 1 << 16
 """Maximum rows in a row group of a compacted file of requests/, whose rows are small and are read all together."""
 
+_MERGED_BY = {row.table: row.merged_by for row in FILE_KINDS if isinstance(row, Table) and row.merged_by is not None}
 _MOST_BYTES = ROW_GROUP_BYTES
 """Memory for rows that are sorted together, and maximum bytes of a row group."""
 _READ_AHEAD_BYTES = 32 << 20
@@ -102,7 +106,7 @@ class _RowGroup(NamedTuple):
     """A row group of a source; row groups sort in the order in which they are read."""
 
     bound: str
-    """Lower bound of its group_ids."""
+    """Lower bound of its group_ids, or of other ids by which rows are merged."""
     file: AppendedFile
     number: int
     size_bytes: int
@@ -145,7 +149,7 @@ def _read_index(root: Root, file: AppendedFile) -> SourceIndex:
             num_rows=metadata.num_rows,
             row_groups=tuple(
                 _RowGroup(lowest, file, number, metadata.row_group(number).total_byte_size)
-                for number, (lowest, _) in enumerate(group_ranges(parquet))
+                for number, (lowest, _) in enumerate(group_ranges(parquet, _MERGED_BY[file.table]))
             ),
         )
 
@@ -201,19 +205,20 @@ def _minor(schema: pa.Schema) -> tuple[int, ...]:
 def write_merged(root: Root, sources: Sequence[SourceIndex], target: Path) -> None:
     """Write all rows of the sources into a local file whose footer names them; replaces the file if it exists."""
     schema = common_schema(_own_schema(root, sources[0].file), (source.schema for source in sources))
-    is_rollouts = sources[0].file.table == "rollouts"
-    max_rows = ROW_GROUP_ROWS if is_rollouts else REQUESTS_ROW_GROUP_ROWS
+    table = sources[0].file.table
+    column, max_rows = _MERGED_BY[table], REQUESTS_ROW_GROUP_ROWS if table == REQUESTS.table else ROW_GROUP_ROWS
+    plain_table = None if table == ROLLOUTS.table else table
     names = sources_to_json(source.file.source for source in sources)
     row_groups = sorted(row_group for source in sources for row_group in source.row_groups)
     num_rows = 0
     with (
         ThreadPoolExecutor(_CONCURRENT_READS) as pool,
-        open_writer(target, schema, {SOURCES_KEY: names}, is_plain=not is_rollouts) as writer,
+        open_writer(target, schema, {SOURCES_KEY: names}, plain_table=plain_table) as writer,
     ):
-        for rows in _sorted_by_group(_read_ahead(pool, root, row_groups, schema)):
+        for rows in _sorted_by(column, _read_ahead(pool, root, row_groups, schema)):
             num_rows, size_bytes = num_rows + rows.num_rows, rows.nbytes
             release_memory(size_bytes)  # also before, since encoding takes the most memory
-            for start, stop in row_group_bounds(rows, max_rows=max_rows, max_bytes=_MOST_BYTES):
+            for start, stop in row_group_bounds(rows, max_rows=max_rows, max_bytes=_MOST_BYTES, column=column):
                 writer.write_table(rows.slice(start, stop - start), row_group_size=stop - start)
             del rows
             release_memory(size_bytes)
@@ -251,27 +256,27 @@ def _read(root: Root, row_group: _RowGroup, schema: pa.Schema) -> pa.Table:
         return as_schema(with_capture(table) if file.table == "rollouts" else table, schema, file.name)
 
 
-def _sorted_by_group(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Join tables up to _MOST_BYTES, a larger one alone, and sort the groups of each joined table by group_id."""
+def _sorted_by(column: str, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Join tables up to _MOST_BYTES, a larger one alone, and sort the groups of each joined table by their id."""
     taken: list[pa.Table] = []
     num_bytes = 0
     for table in tables:
         size_bytes = table.nbytes + _TABLE_BYTES
         if taken and num_bytes + size_bytes > _MOST_BYTES:
-            yield _sort_groups(pa.concat_tables(taken))
+            yield _sort_groups(pa.concat_tables(taken), column)
             taken, num_bytes = [], 0
         taken.append(table)
         num_bytes += size_bytes
         del table  # else it stays in memory while the rows are written
-    yield _sort_groups(pa.concat_tables(taken))
+    yield _sort_groups(pa.concat_tables(taken), column)
 
 
-def _sort_groups(rows: pa.Table) -> pa.Table:
-    """Return the rows sorted by group_id, without a copy if groups are large."""
-    starts = group_starts(rows)
+def _sort_groups(rows: pa.Table, column: str) -> pa.Table:
+    """Return the rows sorted by the id of their group, without a copy if groups are large."""
+    starts = group_starts(rows, column)
     if rows.nbytes < _SMALL_GROUP_BYTES * len(starts):
-        return rows.take(pc.sort_indices(rows["group_id"]))
-    order = np.argsort(rows["group_id"].take(pa.array(starts)).to_numpy(), kind="stable")
+        return rows.take(pc.sort_indices(rows[column]))
+    order = np.argsort(rows[column].take(pa.array(starts)).to_numpy(), kind="stable")
     stops = np.append(starts[1:], rows.num_rows)
     return pa.concat_tables([rows.slice(starts[group], stops[group] - starts[group]) for group in order])
 
@@ -312,7 +317,7 @@ class CompactionReport(Result):
     """URL or path of the root."""
     dry_run: bool
     before_version: int | None = None
-    """Versions below this one were compacted, and requests/, which has no versions; None means all."""
+    """Versions below this one were compacted, and requests/ and calls/, which have no versions; None means all."""
     partitions: list[CompactedPartition] = field(default_factory=list)
     """Partitions in which something changed."""
     skipped: list[Skipped] = field(default_factory=list)
@@ -365,7 +370,7 @@ def compact(
     dry_run: bool = False,
     track: Track = untracked,
 ) -> CompactionReport:
-    """Compact requests/, and the partitions of versions below `before_version`; None means all versions.
+    """Compact requests/ and calls/, and the partitions of versions below `before_version`; None means all versions.
 
     Compacted files are left alone, so a second call does nothing. Broken files stay where they are and are reported.
     Raises StoreError if the filesystem fails; calling it again is safe.
@@ -377,10 +382,14 @@ def compact(
         for version in list_versions(root, folder)
         if before_version is None or version < before_version
     ]
-    # Workers only add files to requests/, and nothing reads its newest files first: all may be compacted.
-    folders.append(RequestsFile.partition)
+    # Workers only add files to requests/, and nothing reads its newest files first: all may be compacted. In calls/
+    # those of lives that are over: a gateway that lives may put a file again whose first answer was lost.
+    folders += UNDIVIDED
     for sizes in track(_list_ahead(root, folders), len(folders), "folders"):
         for name, files in _by_partition(sizes).items():
+            if name == CALLS.folder:
+                over = lives_that_are_over(root, {file.worker_id for file in files if not file.is_compacted})
+                files = {file: size for file, size in files.items() if file.is_compacted or file.worker_id in over}
             partition = _Partition(root, name, files)
             partition.compact(target_bytes, dry_run=dry_run)
             report.partitions.extend(partition.change())

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow.compute as pc
@@ -17,6 +18,8 @@ import pyarrow.compute as pc
 from ludic.base import Frame, Part, Result, Track, plural, size, untracked
 from ludic.errors import SchemaError
 from ludic.root.attempts import checkpoint_to_resume, newest_attempt
+from ludic.root.catalogue import CALLS
+from ludic.root.gateways import episode_claims
 from ludic.root.json_records import ExpiredPartition, Folder
 from ludic.root.maintenance.expiry_rule import ExpiryRule
 from ludic.root.root import Root
@@ -166,6 +169,9 @@ def _older_files(root: Root, rule: ExpiryRule, track: Track) -> dict[str, int]:
     assert rule.age is not None
     first_kept, row = datetime.now(UTC) - rule.age, rule.row
 
+    if row is CALLS:
+        return _older_episodes(root, first_kept)
+
     def is_older(name: str) -> bool:
         with suppress(SchemaError, FileNotFoundError):
             with open_parquet(root, name, row.table, whole=True) as parquet:
@@ -177,6 +183,40 @@ def _older_files(root: Root, rule: ExpiryRule, track: Track) -> dict[str, int]:
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         older = list(track(pool.map(is_older, sizes), len(sizes), "files read"))
     return {name: size for (name, size), chosen in zip(sizes.items(), older, strict=True) if chosen}
+
+
+def _older_episodes(root: Root, first_kept: datetime) -> dict[str, int]:
+    """Return the files of calls that hold only whole episodes that are over and older, and their bytes.
+
+    A call is stored as its difference to an earlier one of its episode, so an episode is kept or deleted whole.
+    """
+    sizes = {name: size for name, size in root.sizes(CALLS.folder).items() if CALLS.parse(name) is not None}
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        found = dict(zip(sizes, pool.map(partial(_episodes_of, root), sizes), strict=True))
+    now = datetime.now(UTC)
+    is_kept = {
+        (claim.episode_id, claim.attempt)
+        for claim in episode_claims(root)
+        if claim.sealed_at is None
+        and (claim.expires_at is None or datetime.fromisoformat(claim.expires_at).astimezone(UTC) > now)
+    }
+    chosen = {name for name, (episodes, newest) in found.items() if newest is not None and newest < first_kept}
+    while True:  # a file that is kept keeps its episodes, and these their other files
+        is_kept.update(*(found[name][0] for name in found.keys() - chosen))
+        left = {name for name in chosen if is_kept.isdisjoint(found[name][0])}
+        if left == chosen:
+            return {name: size for name, size in sizes.items() if name in chosen}
+        chosen = left
+
+
+def _episodes_of(root: Root, name: str) -> tuple[set[tuple[str, int]], datetime | None]:
+    """Return the episodes of a file of calls, and the time of its newest row; None if it can't be read."""
+    with suppress(SchemaError, FileNotFoundError):
+        with open_parquet(root, name, CALLS.table, whole=True) as parquet:
+            rows = parquet.read(["episode_id", "attempt", "created_at"], use_threads=False)
+        episodes = set(zip(rows["episode_id"].to_pylist(), rows["attempt"].to_pylist(), strict=True))
+        return episodes, pc.max(rows["created_at"]).as_py()
+    return set(), None
 
 
 def _match(root: Root, rule: ExpiryRule, folder: Folder) -> tuple[list[StoredFile], int]:

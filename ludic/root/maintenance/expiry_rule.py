@@ -21,8 +21,9 @@ class ExpiryRule:
     """One rule that chooses what expires, and the folder that it applies to."""
 
     folder: str = "rollouts"
-    """Folder to delete from: rollouts, evals, token_stats, scores or requests. In token_stats, a file's version is that
-    of the weights its step started from; scores and requests have only an age."""
+    """Folder to delete from: rollouts, evals, token_stats, scores, requests or calls. In token_stats, a file's version
+    is that of the weights its step started from; scores, requests and calls have only an age. Of calls whole episodes
+    that are over are deleted."""
     keep_versions: PositiveCount | None = None
     """Number of newest policy versions to keep; files of older versions are deleted."""
     before: Index | None = None

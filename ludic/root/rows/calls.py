@@ -46,7 +46,7 @@ from ludic.root.catalogue import CALLS, EPISODES, PROMPTS, PromptName, SequenceN
 from ludic.root.gateways import Life
 from ludic.root.json_records import EpisodeClaim
 from ludic.root.root import Root
-from ludic.root.rows.parquet import decode, encode_plain
+from ludic.root.rows.parquet import decode, encode_plain, plain_options
 from ludic.root.rows.writer import commit
 
 logger = logging.getLogger(__name__)
@@ -226,6 +226,16 @@ def digest_of(stored: Row) -> str:
     return found.hexdigest()
 
 
+def digests_of(calls: pa.Table) -> list[str]:
+    """Return the digest of each row of calls, as `digest_of` made it before the row was stored."""
+    rows = plain_rows(calls.select([*_DIGESTED, *_MESSAGES]))
+    for name in (*_TOKENS, *_SAMPLED):
+        values = values_of(_TOKENS.get(name) or _ARRAYS[name], calls[name])
+        for row, each in zip(rows, values, strict=True):
+            row[name] = each
+    return [digest_of(row) for row in rows]
+
+
 _DIGESTED = (
     *("episode_id", "attempt", "call_id", "request_digest", "base_call_id", "base_length", "base_messages_call_id"),
     *("base_num_messages", "model", "capture", "system_digest", "tools_digest", "finish_reason", "stop_sequence"),
@@ -253,11 +263,6 @@ def chain_digest_of(prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> s
 
 
 _FIELDS = {each.name: each for each in arrow_schema("calls")}
-_ENCODINGS = {
-    f"{column.name}{'.list.element' * column.num_dimensions}": column.encoding
-    for column in {**_ARRAYS, **_TOKENS}.values()
-    if column.encoding is not None
-}
 
 
 def to_calls_table(rows: Sequence[Row]) -> pa.Table:
@@ -278,9 +283,7 @@ def _to_column(name: str, type_: pa.DataType, values: list[Any]) -> pa.Array:
 
 def encode_calls(rows: Sequence[Row]) -> bytes:
     """Return the bytes of a file of calls/. rows: as `stored_rows` returns them."""
-    return encode_plain(
-        to_calls_table(rows), use_dictionary=False, column_encoding=_ENCODINGS, write_statistics=["episode_id"]
-    )
+    return encode_plain(to_calls_table(rows), **plain_options(CALLS.table))
 
 
 # --- Appending ------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from ludic.errors import ConfigError, SchemaError, StoreError
 from ludic.records import rollouts_schema
 from ludic.root.catalogue import (
+    CALLS,
     COMPACTIONS,
     EVALS,
     NUMBER,
@@ -113,29 +114,41 @@ class RolloutFile(_Appended):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class RequestsFile(_Appended):
-    """A file of requests/, described by its name alone; the whole folder is one partition."""
+class SequenceFile(_Appended):
+    """A file of requests/ or calls/, described by its name alone; the whole folder is one partition."""
 
     worker_id: str
     sequence: int
+    folder: str = REQUESTS.folder
 
-    table: ClassVar = REQUESTS.table
-    partition: ClassVar = REQUESTS.folder
+    @property
+    def table(self) -> str:
+        """Table of its rows."""
+        return _BY_SEQUENCE[self.folder].table
+
+    @property
+    def partition(self) -> str:
+        """Path of the file's folder below the root."""
+        return self.folder
 
     @property
     def name(self) -> str:
         """Path below the root."""
-        return REQUESTS.name(SequenceName(self.worker_id, self.sequence))
+        return _BY_SEQUENCE[self.folder].name(SequenceName(self.worker_id, self.sequence))
 
     @classmethod
-    def parse(cls, name: str) -> "RequestsFile | None":
-        """Parse a file's path below the root; returns None for a name that workers and compaction never write."""
-        found = REQUESTS.parse(name)
-        return None if found is None else cls(*found)
+    def parse(cls, name: str) -> "SequenceFile | None":
+        """Parse a file's path below the root; returns None for a name that ludic never writes."""
+        row = _BY_SEQUENCE.get(name.partition("/")[0])
+        found = None if row is None else row.parse(name)
+        return None if row is None or found is None else cls(*found, row.folder)
 
 
-AppendedFile = RolloutFile | RequestsFile
-"""A file that a worker appended, or that compaction merged from such files of its partition."""
+_BY_SEQUENCE: Mapping[str, Table[SequenceName]] = {row.folder: row for row in (REQUESTS, CALLS)}
+UNDIVIDED = tuple(_BY_SEQUENCE)
+"""Folders of appended files without partitions."""
+AppendedFile = RolloutFile | SequenceFile
+"""A file that a worker or a gateway appended, or that compaction merged from such files of its partition."""
 
 
 def output_of(file: AppendedFile, plan: int, index: int) -> AppendedFile:
@@ -145,7 +158,7 @@ def output_of(file: AppendedFile, plan: int, index: int) -> AppendedFile:
 
 def parse_file(name: str) -> AppendedFile | None:
     """Parse a path below the root; returns None for a name that workers and compaction never write."""
-    return RolloutFile.parse(name) or RequestsFile.parse(name)
+    return RolloutFile.parse(name) or SequenceFile.parse(name)
 
 
 def check_worker_id(worker_id: str) -> str:

@@ -22,7 +22,15 @@ import pyarrow.parquet as pq
 from xxhash import xxh3_64_intdigest
 
 from ludic.errors import LudicError, SchemaError, StoreError, one_line
-from ludic.records import array_columns, arrow_schema, as_schema, check_schema, rollouts_schema
+from ludic.records import (
+    ArrayColumn,
+    array_columns,
+    arrow_schema,
+    as_schema,
+    check_schema,
+    load_table,
+    rollouts_schema,
+)
 from ludic.root.catalogue import FILE_KINDS, Table
 from ludic.root.root import Root
 from ludic.root.storage.filesystem import MemoryFile
@@ -277,15 +285,15 @@ def encode(table: pa.Table) -> bytes:
 
 @contextmanager
 def open_writer(
-    path: Path, schema: pa.Schema, metadata: Mapping[bytes, bytes] | None = None, *, is_plain: bool = False
+    path: Path, schema: pa.Schema, metadata: Mapping[bytes, bytes] | None = None, *, plain_table: str | None = None
 ) -> Iterator[pq.ParquetWriter]:
     """Open a local rollouts file to write row group by row group; it is complete at the end of the block.
 
     metadata: footer entries to add to the schema's own, such as the sources of a compacted file.
-    is_plain: the file holds another table, and is encoded as encode_plain does.
+    plain_table: the file holds this other table, and is encoded as encode_plain does.
     To write a row group, call write_table with whole groups and row_group_size set to their number of rows.
     """
-    options = _PLAIN_OPTIONS if is_plain else writer_options(schema, dictionaries=True)
+    options = writer_options(schema, dictionaries=True) if plain_table is None else plain_options(plain_table)
     with _open(str(path), schema, metadata or {}, options) as writer:
         yield writer
     seal_file(path)
@@ -299,11 +307,23 @@ def _open(
     return writer
 
 
+@functools.cache
+def plain_options(table: str) -> Mapping[str, Any]:
+    """Return the options of a ParquetWriter for a table other than rollouts, by the encodings in its schema."""
+    arrays = [ArrayColumn.of(column) for column in load_table(table).columns if "encoding" in column.catalogue]
+    if not arrays:
+        return _PLAIN_OPTIONS
+    encodings = {f"{column.name}{'.list.element' * column.num_dimensions}": column.encoding for column in arrays}
+    bound = next(row.merged_by for row in FILE_KINDS if isinstance(row, Table) and row.table == table)
+    own = {"use_dictionary": False, "column_encoding": encodings, "write_statistics": [bound]}
+    return {**_PLAIN_OPTIONS, **own}
+
+
 def encode_plain(table: pa.Table, **options: Any) -> bytes:
     """Encode a table other than rollouts as Parquet, such as a step's ledger. options: passed to pq.write_table."""
     sink = pa.BufferOutputStream()
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), DIGESTS_KEY: b"1"})
-    pq.write_table(table, sink, **_PLAIN_OPTIONS, **options)
+    pq.write_table(table, sink, **{**_PLAIN_OPTIONS, **options})
     return seal(sink.getvalue())
 
 
@@ -356,14 +376,17 @@ def _leaves(schema: pa.Schema) -> dict[str, bool]:
 
 
 def row_group_bounds(
-    table: pa.Table, *, max_rows: int = ROW_GROUP_ROWS, max_bytes: int = ROW_GROUP_BYTES
+    table: pa.Table, *, max_rows: int = ROW_GROUP_ROWS, max_bytes: int = ROW_GROUP_BYTES, column: str = "group_id"
 ) -> list[tuple[int, int]]:
-    """Return [start, stop) of each row group: as many whole groups as fit; a group too large to share has its own."""
+    """Return [start, stop) of each row group: as many whole groups as fit; a group too large to share has its own.
+
+    column: whose equal values make a group.
+    """
     if table.num_rows <= max_rows and table.get_total_buffer_size() <= max_bytes:
         return [(0, table.num_rows)]
     bounds: list[tuple[int, int]] = []
     begin, size_bytes = 0, 0
-    for start, stop, piece_bytes in _pieces(table, max_bytes):
+    for start, stop, piece_bytes in _pieces(table, max_bytes, column):
         if start > begin and (stop - begin > max_rows or size_bytes + piece_bytes > max_bytes):
             bounds.append((begin, start))
             begin, size_bytes = start, 0
@@ -371,9 +394,9 @@ def row_group_bounds(
     return [*bounds, (begin, table.num_rows)]
 
 
-def _pieces(table: pa.Table, max_bytes: int) -> Iterator[tuple[int, int, int]]:
+def _pieces(table: pa.Table, max_bytes: int, column: str) -> Iterator[tuple[int, int, int]]:
     """Yield start, stop and bytes in memory of each unsplittable piece: a group, or a row of a too large group."""
-    starts = group_starts(table).tolist()
+    starts = group_starts(table, column).tolist()
     # Measuring takes 0.1 ms a group (48 columns), so a small table is not measured. The buffers may hold more than the
     # table.
     is_small = table.get_total_buffer_size() <= max_bytes
@@ -385,9 +408,9 @@ def _pieces(table: pa.Table, max_bytes: int) -> Iterator[tuple[int, int, int]]:
             yield start, stop, size_bytes
 
 
-def group_starts(table: pa.Table) -> np.ndarray:
-    """Return the first row of each run of equal group_ids: (num_groups,) int64."""
-    ids = table.column("group_id").to_numpy()
+def group_starts(table: pa.Table, column: str = "group_id") -> np.ndarray:
+    """Return the first row of each run of equal group_ids, or of other ids: (num_groups,) int64."""
+    ids = table.column(column).to_numpy()
     return np.flatnonzero(np.append(True, ids[1:] != ids[:-1])) if len(ids) else np.zeros(0, dtype=np.int64)
 
 

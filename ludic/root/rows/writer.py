@@ -21,7 +21,7 @@ import pyarrow as pa
 from ludic.errors import NameTakenError
 from ludic.records import GroupEvent, RolloutBatch, arrow_schema, to_table, validate
 from ludic.root.root import Root
-from ludic.root.rows.files import Folder, RequestsFile, RolloutFile, check_worker_id
+from ludic.root.rows.files import Folder, RolloutFile, SequenceFile, check_worker_id
 from ludic.root.rows.parquet import encode, encode_plain, group_starts, release_memory
 from ludic.root.storage.local import Content
 
@@ -344,7 +344,7 @@ class RolloutWriter:
         )
         events = [event for item in items for event in item.events]
         if events:
-            requests = RequestsFile(self.worker_id, next(self._requests_sequence))
+            requests = SequenceFile(self.worker_id, next(self._requests_sequence))
             made.insert(0, (requests.name, encode_events(events, run_id=self._root.run_id, worker_id=self.worker_id)))
         return made
 

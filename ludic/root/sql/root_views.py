@@ -53,6 +53,7 @@ _WITH_SQL = (
     *("all_token_stats", "token_stats", "trained_tokens", "mismatch", "all_scores", "scores", "all_labels", "labels"),
     *("trajectory_rows", "trajectories", "rewards_of_peers", "groups", "steps", "evaluations", "eval_episodes"),
     *("inspect_samples", "inspect_evals", "quarantine", "expirations", "compactions", "gone"),
+    *("model_calls", "agent_episodes", "call_audit"),
 )
 """Views of ludic/root/sql/views/ in order of their dependencies."""
 _ROWS = {row.kind: row for row in FILE_KINDS}
@@ -365,7 +366,7 @@ def _check_fits(value: Any, type_: pa.DataType) -> None:
     # pa.scalar imports pandas if it is installed, which takes half a second.
     if pa.types.is_timestamp(type_):
         datetime.fromisoformat(value)
-    elif not -(1 << type_.bit_width - 1) <= value < 1 << type_.bit_width - 1:
+    elif pa.types.is_integer(type_) and not -(1 << type_.bit_width - 1) <= value < 1 << type_.bit_width - 1:
         raise OverflowError(f"it does not fit into {type_.bit_width} bits")
 
 
@@ -382,7 +383,7 @@ def _type_of(hint: Any) -> pa.DataType:
         [each for each in get_args(hint) if each is not NoneType] if get_origin(hint) in (Union, UnionType) else [hint]
     )
     types = {AttemptId: pa.int32(), Time: pa.timestamp("us", "UTC"), StoredCount: pa.int64(), int: pa.int64()}
-    return types.get(hint, pa.string())
+    return {**types, float: pa.float64(), bool: pa.bool_()}.get(hint, pa.string())
 
 
 def _is_list(column: pa.Field) -> bool:

@@ -46,6 +46,8 @@ REFUSED = [
     ("chat", {"functions": [FUNCTION]}, r"functions is .*, wanted \[\]; send tools"),
     ("chat", {"modalities": ["text", "audio"]}, r'wanted \["text"\]; ludic trains on text'),
     ("chat", {"temperature": "hot"}, "temperature is 'hot', wanted a number"),
+    ("chat", {"temperature": 10**400}, "temperature is 1000.*, wanted a number"),
+    ("chat", {"max_tokens": 2**63}, "max_tokens is 9223372036854775808, wanted a positive whole number"),
     ("chat", {"stop": ["a", ""]}, "stop is .*, wanted a text, or a list of texts, none of them empty"),
     ("chat", {"max_tokens": 0}, "max_tokens is 0, wanted a positive whole number"),
     ("chat", {"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens is 6, wanted 5 as in max_tokens"),

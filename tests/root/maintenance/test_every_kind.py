@@ -53,6 +53,8 @@ MISSED = {
     "texts": "code",
     "compactions": "compaction",
     "attempts": "unknown_attempts",
+    "prompts": "call",
+    "episodes": "unclaimed_calls",
     "run": "no run",
 }
 """Kinds of which verify misses a file, and the check that tells of it. A file of any other kind may be deleted."""

@@ -6,43 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from agent_calls import SYSTEM, TOOLS, call_row, claimed, tokens
 from tiny_runs import create_root
 
 from ludic.errors import FencedError, InvalidBatchError, NameTakenError, StoreError
-from ludic.records import Message, Ragged, WeightSpan, new_id
-from ludic.root import Root, claim_episode, claim_life, newest_episode_claim, open_episodes_of, seal_episode, take_over
+from ludic.records import Message, Ragged
+from ludic.root import Root, claim_life, newest_episode_claim, open_episodes_of, seal_episode, take_over
 from ludic.root.rows.calls import CallLog, read_calls, read_prompt, whole_columns, whole_messages, whole_prompts
 
-SYSTEM, ASKED = Message(role="system", content="be brief"), Message(role="user", content="hi")
-TOOLS = ({"type": "function", "function": {"name": "add", "parameters": {}}},)
-
-
-def tokens(*ids: int) -> np.ndarray:
-    return np.array(ids, np.int32)
-
-
-def call_row(episode_id: str = "e", **values: Any) -> dict[str, Any]:
-    row = {
-        "episode_id": episode_id,
-        "attempt": 1,
-        "call_id": new_id(),
-        "event": "call",
-        "dialect": "chat",
-        "path": "/v1/chat/completions",
-        "request_digest": "a" * 64,
-        "retry_count": 0,
-        **values,
-    }
-    if "response_tokens" in row:
-        num = len(row["response_tokens"])
-        row.setdefault("response_logprobs", -np.arange(num, dtype=np.float32))
-        row.setdefault("weight_versions", (WeightSpan(version=0, start=0, end=num),))
-    return row
-
-
-def claimed(life: Any, episode_id: str = "e", attempt: int = 1) -> Any:
-    key = {"key_digest": "b" * 64, "group_id": new_id(), "env_name": "env", "env_example_id": "1"}
-    return claim_episode(life, episode_id=episode_id, attempt=attempt, **key)
+ASKED = Message(role="user", content="hi")
 
 
 @pytest.fixture

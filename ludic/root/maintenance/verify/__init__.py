@@ -12,7 +12,8 @@ from dataclasses import replace
 from ludic.base import Track, untracked
 from ludic.errors import ModelError, SchemaError
 from ludic.root.attempts import chain, newest_attempt, read_attempt
-from ludic.root.catalogue import BATCHES, DATA, Records, file_kind_of
+from ludic.root.catalogue import BATCHES, CALLS, DATA, Records, file_kind_of
+from ludic.root.maintenance.verify.calls import check_calls
 from ludic.root.maintenance.verify.checks import (
     Finding,
     RowChecks,
@@ -67,6 +68,8 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
     moved = {finding.where for finding in repaired}
     appended = [file for file in stored if parse_file(file.name) and file.name not in moved]
     findings += [*check_compactions(root, appended), *check_records(root), *check_weights(root)]
+    broken = {finding.where for finding in findings}
+    findings += check_calls(root, [each.name for each in stored if CALLS.parse(each.name) and each.name not in broken])
     findings += [*check_model(root), *check_code(root), *check_inputs(root), *_check_strays(root)]
     unreadable = [finding.where for finding in findings if finding.check in ("unreadable", "newer_schema")]
     unreadable += [finding.where for finding in findings if isinstance(file_kind_of(finding.where), Records)]

@@ -84,6 +84,8 @@ MEANINGS = {
     "model": "a file of the run's first model that was changed since the run began",
     "attempt": "an attempt of a trainer that can't be read",
     "worker": "a worker's claim of its slot that can't be read",
+    "gateway": "a life of a gateway, or a claim of an episode, that can't be read",
+    "call": "an agent's model call that does not match its digest, or that can't be put together",
     "settings": "settings in run.json that stop every worker and trainer; queries and maintenance do not need them",
     "code": "a copy of a user's file, or a list of them, that does not match its name",
     "policy": "published weights that can't be used",

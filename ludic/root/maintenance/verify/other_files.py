@@ -17,7 +17,9 @@ from ludic.root.catalogue import (
     CODE,
     COMPACTIONS,
     DELTAS,
+    EPISODES,
     FILE_KINDS,
+    GATEWAYS,
     IDENTITY,
     LATEST,
     LEASES,
@@ -53,7 +55,14 @@ from ludic.settings import digest
 
 _WITH_THEIR_FILES = (RUN, LATEST, DELTAS, CHECKPOINTS, IDENTITY, CODE, COMPACTIONS)
 """Records that other checks read, since they determine which other files must exist."""
-_CHECKS = {ATTEMPTS.kind: "attempt", LEASES.kind: "attempt", WORKERS.kind: "worker", POLICIES.kind: "policy"}
+_CHECKS = {
+    ATTEMPTS.kind: "attempt",
+    LEASES.kind: "attempt",
+    WORKERS.kind: "worker",
+    GATEWAYS.kind: "gateway",
+    EPISODES.kind: "gateway",
+    POLICIES.kind: "policy",
+}
 """Name of the check, by kind; `note` for other kinds."""
 _FOLDERS = {row.folder for row in FILE_KINDS if row.folder} - TABLES.keys()
 """Folders whose names are checked here; check_tables finds foreign names among tables."""

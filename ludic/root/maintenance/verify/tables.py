@@ -21,7 +21,7 @@ from ludic.root.attempts import find_cut
 from ludic.root.catalogue import FILE_KINDS, FOREIGN, Table
 from ludic.root.maintenance.verify.checks import Finding, RowChecks, reason_of
 from ludic.root.root import Root
-from ludic.root.rows.files import CompactionPlan, RequestsFile, SourceFile, parse_file, read_plans, sources_of
+from ludic.root.rows.files import CompactionPlan, SequenceFile, SourceFile, parse_file, read_plans, sources_of
 from ludic.root.rows.parquet import (
     MOST_ROW_GROUP_BYTES,
     UNREADABLE,
@@ -233,9 +233,9 @@ def _homes(keys: pa.Table, row: Table[Any], name: str) -> set[str]:
 def _committed(name: str) -> str:
     """Return the name of a source of a compacted file, from its rows.
 
-    Rows of requests/ do not hold the sequence of their file, so it is *: the rows are compared by worker_id.
+    Rows of requests/ and calls/ do not hold the sequence of their file, so it is *: they are compared by worker_id.
     """
-    file = RequestsFile.parse(name)
+    file = SequenceFile.parse(name)
     return f"{file.partition}/{file.worker_id}-*.parquet" if file is not None else name
 
 

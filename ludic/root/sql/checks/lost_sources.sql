@@ -1,10 +1,11 @@
 -- lost_sources: a file that a compaction planned to replace, and whose rows are in no file
 -- grain: one row per partition and file | reads: compactions, rollouts, evals, gone
--- files that expired or were quarantined are not reported, and none of requests/, whose rows do not name their source
+-- files that expired or were quarantined are not reported, and none of requests/ and calls/, whose rows do not name
+-- their source
 with planned as (
     select distinct parse_dirpath(name) as partition, worker_id, sequence
     from compactions
-    where not starts_with(name, 'requests/')
+    where not starts_with(name, 'requests/') and not starts_with(name, 'calls/')
 ),
 
 stored as (
