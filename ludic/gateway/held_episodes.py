@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +21,7 @@ from ludic.base import mask, storable
 from ludic.errors import ConfigError, FencedError, LudicError, NameTakenError, one_line
 from ludic.gateway.call_rows import held_calls, prompt_digests
 from ludic.gateway.calls import refused
-from ludic.gateway.episode_calls import EpisodeCalls
+from ludic.gateway.episode_calls import EpisodeCalls, HeldCall
 from ludic.gateway.episodes import (
     CallCounts,
     EpisodeFacts,
@@ -45,7 +45,7 @@ from ludic.root import (
     seal_episode,
     take_over,
 )
-from ludic.root.rows import read_calls, read_prompt
+from ludic.root.rows import EarlierCalls, read_prompt
 from ludic.settings import SideThread
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,8 @@ class HeldEpisodes:
         self._loading = asyncio.Lock()
         self._next_load_at = 0.0
         """time.monotonic() from which on claims are read again."""
+        self._earlier = EarlierCalls(root, life.worker_id)
+        self._prompt = lru_cache(1024)(partial(read_prompt, root))
         self._threads = _Threads()
         self._lives = _OtherLives(root, self._threads)
 
@@ -308,14 +310,19 @@ class HeldEpisodes:
         return held.calls
 
     async def _read_calls(self, held: Held) -> EpisodeCalls:
-        rows, prompts = await self._threads.run(partial(_stored_calls, self._root, *held.name))
-        found = [call for call in held_calls(rows, prompts) if call.call_id not in held.claim.left_behind]
+        rows, found = await self._threads.run(partial(self._stored_calls, *held.name))
+        found = [call for call in found if call.call_id not in held.claim.left_behind]
         held.calls = EpisodeCalls(found, is_replay=held.is_replay, rows=self._new_rows())
         held.episode.found_rows = rows if self._keeps_rows else None
         return held.calls
 
     def _new_rows(self) -> list[Row] | None:
         return [] if self._keeps_rows else None
+
+    def _stored_calls(self, episode_id: str, attempt: int) -> tuple[pa.Table, list[HeldCall]]:
+        """Return the rows of an attempt, and its calls. Takes milliseconds."""
+        rows = self._earlier.read(episode_id, attempt)
+        return rows, held_calls(rows, {digest: self._prompt(digest) for digest in prompt_digests(rows)})
 
     # --- Change ---
 
@@ -466,12 +473,6 @@ class _OtherLives:
                 return record.address
             await asyncio.sleep(first.lease_s / _LOOKS_A_LEASE)
         return None
-
-
-def _stored_calls(root: Root, episode_id: str, attempt: int) -> tuple[pa.Table, dict[str, Any]]:
-    """Return the rows of an attempt, and the system messages that they name by digest."""
-    rows = read_calls(root, episode_id, attempt)
-    return rows, {digest: read_prompt(root, digest) for digest in prompt_digests(rows)}
 
 
 async def _ended(calls: EpisodeCalls | None) -> None:

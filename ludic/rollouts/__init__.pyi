@@ -16,6 +16,7 @@ from .sampler import check_sampling_code as check_sampling_code
 from .sampler import episodes_of_run as episodes_of_run
 from .sampler import open_code as open_code
 from .sampler import sampling_params as sampling_params
+from .sampler import with_tool_format as with_tool_format
 from .scheduler import EngineCalls as EngineCalls
 from .scheduler import Finished as Finished
 from .scheduler import RunEpisode as RunEpisode
