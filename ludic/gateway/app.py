@@ -19,7 +19,7 @@ import hmac
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from ludic.base import host_of, mask
 from ludic.base.masking import SECRET_NAME
@@ -43,9 +44,6 @@ from ludic.root import EPISODE
 
 logger = logging.getLogger(__name__)
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
 
 _JSON = "application/json"
