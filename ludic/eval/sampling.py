@@ -115,9 +115,8 @@ def evaluate(
         _check_weights(root, chosen, everything)
     for each in everything:
         put_evaluation(root, each.evaluation)
-    in_flight = first.in_flight or min(
-        filter(None, (most_in_flight(each.plan.run) for each in everything)), default=None
-    )
+    limits = [most for each in everything if (most := most_in_flight(each.plan.run)) is not None]
+    in_flight = first.in_flight or min(limits, default=None)
     with _Weights(root, make_engine, model) as weights, BlockClaims(root) as claims:
         sampler = _Sampler(root, everything, weights, claims, stop, in_flight=in_flight, report=report)
         if versions is None:

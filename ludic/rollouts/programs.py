@@ -279,7 +279,9 @@ class CommandProgram:
 
     async def _run(self, task: Task) -> ProgramEnd:
         example, answer, home = task.folder / "example.json", task.folder / "answer.txt", task.folder / "home"
+        prompt = task.folder / "prompt.txt"
         home.mkdir(exist_ok=True)
+        prompt.write_bytes(task.prompt.encode(errors="replace"))
         example.write_text(json.dumps(task.example, default=str), encoding="utf-8")
         variables = {
             **task.variables,
@@ -310,6 +312,7 @@ class CommandProgram:
             environment=environment_of(self._settings, home, variables),
             limits=limits_of(self._settings),
             secret=task.api_key,
+            source=prompt if self._preset is not None and self._preset.reads_prompt else Path(os.devnull),
         )
         return ProgramEnd(text=_read_answer(answer), exit_code=end.exit_code, last_output=end.output)
 
