@@ -30,7 +30,17 @@ from ludic.run.run_json import put_run
 NUM_AGENTS = 6
 CALLS_A_LIFE = 400
 fork_server = multiprocessing.get_context("forkserver")
-fork_server.set_forkserver_preload(["gateway.served", "s3fs"])
+# The fork server finds installed modules alone: those that take longest.
+fork_server.set_forkserver_preload(
+    [
+        "httpx2",
+        "ludic.gateway.assembly",
+        "ludic.gateway.conversation",
+        "ludic.gateway.server",
+        "ludic.models.tiny",
+        "s3fs",
+    ]
+)
 
 
 def script(asked: Asked) -> Turn:
@@ -103,18 +113,26 @@ class Run:
             await self.life.start()
             for _ in range(NUM_AGENTS):
                 self.episodes.append(await self._open(client))
-            agents = [asyncio.create_task(self._work(client, episode)) for episode in self.episodes]
-            for number in range(1, num_kills + 1):
-                await asyncio.sleep(self._chance.uniform(0.02, 0.4))
-                self.life.kill()
-                following = Life(self._root_url, self._journal, number)
-                await following.start()
-                self.life = following
-            self._is_over = True
-            await asyncio.gather(*agents)
+            async with asyncio.TaskGroup() as agents:
+                for episode in self.episodes:
+                    agents.create_task(self._work(client, episode))
+                for number in range(1, num_kills + 1):
+                    await self._wait()
+                    self.life.kill()
+                    following = Life(self._root_url, self._journal, number)
+                    await following.start()
+                    self.life = following
+                self._is_over = True
             for episode in self.episodes:
                 await self._post(client, episode, "/seal", {"reward": 1.0})
         self.life.kill()
+
+    async def _wait(self) -> None:
+        """Wait for some answers, and a little more: however slow the machine is, each life answers some calls."""
+        wanted = len(self.seen.answers) + self._chance.randint(1, 12)
+        while len(self.seen.answers) < wanted:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(self._chance.uniform(0, 0.03))
 
     async def _open(self, client: httpx2.AsyncClient) -> Episode:
         url = self.life.url
@@ -132,7 +150,9 @@ class Run:
                 messages = [{"role": "system", "content": f"You are agent {number}."}]
             messages.append({"role": "user", "content": f"Task {number}"})
             key = uuid.uuid4().hex
-            answered = await self._post(client, episode, "/v1/chat/completions", {"messages": messages}, key)
+            answered = await self._post(
+                client, episode, "/v1/chat/completions", {"model": "scripted", "messages": messages}, key
+            )
             text = answered["choices"][0]["message"]["content"]
             call_id = answered["id"].removeprefix("chatcmpl-")
             assert call_id not in self.seen.answers, "two requests have one call"
