@@ -179,7 +179,7 @@ class GatewayApp:
 
         async def answer(request: Request) -> Response:
             asked: _Asked = request.scope["asked"]
-            episode = await self._episode(request, asked)
+            episode = await self._episode(request, asked, opens=True)
             body = await self._body(request, asked)
             call = module.read(body, lenient=self._gateway.settings.lenient, names=self._model_names)
             caller = _caller(request, asked.path, body)
@@ -283,8 +283,8 @@ class GatewayApp:
         if not self._is_own(key):
             await self._gateway.find(key, asked.episode_id, asked.attempt)
 
-    async def _episode(self, request: Request, asked: _Asked) -> OpenEpisode:
-        """Return the open episode of a request. With the gateway's own key, its first request opens it."""
+    async def _episode(self, request: Request, asked: _Asked, *, opens: bool = False) -> OpenEpisode:
+        """Return the open episode of a request. opens: one that does not exist is opened by the gateway's own key."""
         key = _key(request)
         if not self._is_own(key):
             return await self._gateway.find(key, asked.episode_id, asked.attempt)
@@ -297,7 +297,7 @@ class GatewayApp:
         try:
             return await self._gateway.find(None, asked.episode_id, asked.attempt)
         except RefusedCallError as error:
-            if error.reason != "not_found":
+            if error.reason != "not_found" or not opens:
                 raise
         return await self._opened(asked.episode_id, asked.attempt)
 
