@@ -8,6 +8,7 @@ from .metrics import mean_reward as mean_reward
 from .metrics import stream_metrics as stream_metrics
 from .programs import check_fits as check_fits
 from .programs import has_program as has_program
+from .programs import most_in_flight as most_in_flight
 from .sample import Answers as Answers
 from .sample import sample_model as sample_model
 from .sample import sample_run as sample_run
