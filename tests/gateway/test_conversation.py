@@ -523,6 +523,12 @@ def test_an_answer_is_told_apart_into_text_thinking_and_calls(
     assert all(len(call.id) == 9 and call.id.isalnum() for call in message.tool_calls)
 
 
+def test_a_stop_text_ends_an_answer_with_special_tokens() -> None:
+    talk = Talk(ALL["short mistral"], name="short mistral")
+    _, sampled = talk.ask(QUESTION, "[TOOL_CALLS]no STOP at all", tools=(LOOK,), stop=("STOP",))
+    assert (sampled.message.content, sampled.text) == ("no ", "no ")
+
+
 def test_logprobs_come_with_the_text_of_each_token() -> None:
     _, sampled = Talk().ask(QUESTION, "no", asks_logprobs=True)
     assert sampled.token_texts == ("n", "o", "<|im_end|>")
