@@ -90,14 +90,18 @@ def test_open_episodes_of_lives_and_of_workers_are_left_alone_and_those_of_ended
     assert query(run, "select count(*) from rollouts") == [(1,)]
 
 
-def test_a_group_waits_for_its_open_episodes(run: Root):
+def test_a_group_waits_for_its_open_episodes_and_a_claim_sets_no_columns_of_ludic(run: Root):
     life = claim_life(run, "http://a")
     for number, is_sealed in enumerate([True, False]):
         calls = Calls(f"e{number}")
         calls.add([1], [2])
         store(life, number, calls, sealed=is_sealed, group_id="group", group_index=number, group_size=2)
+    calls = Calls("odd")
+    calls.add([1], [2])
+    store(life, 2, calls, facts={"rollout_id": "mine", "wanted": "4"})
     report = assemble_root(run)
     assert report.num_rollouts == 0
+    assert report.left["odd"] == "its claim sets rollout_id; it may set example_columns, extra, wanted"
     assert report.left["e0"] == "waits for 1 other episodes of its group"
 
 
