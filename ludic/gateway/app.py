@@ -185,13 +185,13 @@ class GatewayApp:
             caller = _caller(request, asked.path, body)
             if not call.stream:
                 done = await self._gateway.call(episode, call, caller)
-                return self._held(asked, Response(module.response(done, call), media_type=_JSON))
+                return self._held(asked, _Answer(module.response(done, call), media_type=_JSON))
             task = asyncio.ensure_future(self._gateway.call(episode, call, caller))
             await asyncio.wait((task,), timeout=self._http.open_stream_after_s)
             if not task.done():
                 return _HeldBackStream(task, call, module, self._http.keep_alive_s)
             events = b"".join(module.stream(task.result(), call))
-            return self._held(asked, Response(events, media_type=_EVENTS, headers=_UNCACHED))
+            return self._held(asked, _Answer(events, media_type=_EVENTS, headers=_UNCACHED))
 
         return answer
 
@@ -346,6 +346,20 @@ class GatewayApp:
         return response
 
 
+class _Answer(Response):
+    """An answer that is sent when the client has read nearly all of it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await _send_all(send, bytes(self.body))
+
+
+async def _send_all(send: Send, body: bytes) -> None:
+    """Send a body; returns when the client has read it but for some kilobytes."""
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})  # waits for room
+
+
 class _HeldBackStream(Response):
     """A stream that opens before the answer is complete."""
 
@@ -365,7 +379,7 @@ class _HeldBackStream(Response):
             events = b"".join(self._module.stream(self._task.result(), self._call))
         except Exception as error:
             events = self._module.stream_error(_as_refusal(error))
-        await send({"type": "http.response.body", "body": events})
+        await _send_all(send, events)
 
 
 _UNCACHED = {"cache-control": "no-store"}
