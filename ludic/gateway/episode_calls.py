@@ -8,6 +8,7 @@ import asyncio
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Literal
 
 import numpy as np
@@ -205,7 +206,9 @@ class EpisodeCalls:
         for index, each in enumerate(message.tool_calls):
             name, count = each.id, 0
             while not name or name in self._tool_call_ids:
-                name, count = f"call_{call.number}_{index}" + (f"_{count}" if count else ""), count + 1
+                # Nine letters and digits, as Mistral's templates want them.
+                digest = blake2b(f"{call.number}/{index}/{count}".encode(), digest_size=4)
+                name, count = f"c{digest.hexdigest()}", count + 1
             self._tool_call_ids.add(name)
             calls.append(replace(each, id=name))
         return replace(message, tool_calls=tuple(calls))
