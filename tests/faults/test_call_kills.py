@@ -3,10 +3,9 @@
 import multiprocessing
 import os
 import random
-import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -16,7 +15,7 @@ import gateway_lives
 import pytest
 
 import ludic
-from ludic.root import LivesWatch, Root, held_life, newest_episode_claim, open_episodes_of, take_over
+from ludic.root import Root
 from ludic.root.catalogue import CALLS
 from ludic.root.maintenance.verify import check_root
 from ludic.root.rows.tables import read_table
@@ -73,7 +72,9 @@ def findings(root: Root, said: dict[str, set[str]]) -> Counter[str]:
         open=len(open_calls),
         lost=sum((event, call_id) not in stored for event in ("intent", "call") for call_id in said[event]),
         doubled=sum(count > 1 for count in stored.values()),
-        hidden=len({call_id for call_id in said["intent"] if ("call", call_id) not in stored} - {i for (i,) in open_calls}),
+        hidden=len(
+            {call_id for call_id in said["intent"] if ("call", call_id) not in stored} - {i for (i,) in open_calls}
+        ),
         unsound=len(check_root(root).findings),
     )
 
