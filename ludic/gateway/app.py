@@ -19,7 +19,7 @@ import hmac
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from ludic.base import host_of, mask
 from ludic.base.masking import SECRET_NAME
@@ -43,9 +44,6 @@ from ludic.root import EPISODE
 
 logger = logging.getLogger(__name__)
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
 
 _JSON = "application/json"
@@ -181,7 +179,7 @@ class GatewayApp:
 
         async def answer(request: Request) -> Response:
             asked: _Asked = request.scope["asked"]
-            episode = await self._episode(request, asked)
+            episode = await self._episode(request, asked, opens=True)
             body = await self._body(request, asked)
             call = module.read(body, lenient=self._gateway.settings.lenient, names=self._model_names)
             caller = _caller(request, asked.path, body)
@@ -285,8 +283,8 @@ class GatewayApp:
         if not self._is_own(key):
             await self._gateway.find(key, asked.episode_id, asked.attempt)
 
-    async def _episode(self, request: Request, asked: _Asked) -> OpenEpisode:
-        """Return the open episode of a request. With the gateway's own key, its first request opens it."""
+    async def _episode(self, request: Request, asked: _Asked, *, opens: bool = False) -> OpenEpisode:
+        """Return the open episode of a request. opens: one that does not exist is opened by the gateway's own key."""
         key = _key(request)
         if not self._is_own(key):
             return await self._gateway.find(key, asked.episode_id, asked.attempt)
@@ -299,7 +297,7 @@ class GatewayApp:
         try:
             return await self._gateway.find(None, asked.episode_id, asked.attempt)
         except RefusedCallError as error:
-            if error.reason != "not_found":
+            if error.reason != "not_found" or not opens:
                 raise
         return await self._opened(asked.episode_id, asked.attempt)
 

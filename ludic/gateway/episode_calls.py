@@ -131,8 +131,7 @@ class EpisodeCalls:
         """
         same = [call for call in self._to_replay if call.request_digest == caller.request_digest]
         if not same:
-            self.left_behind += tuple(call.call_id for call in self._to_replay)
-            self._to_replay = []
+            self.end_replay()
             return None
         call = next((each for each in same if each.state == "stored"), same[0])
         self._to_replay.remove(call)
@@ -148,6 +147,11 @@ class EpisodeCalls:
                 replayed_tokens=self.counts.replayed_tokens + call.answer.completion_length,
             )
         return call
+
+    def end_replay(self) -> None:
+        """Leave behind what the agent did not ask for again."""
+        self.left_behind += tuple(call.call_id for call in self._to_replay)
+        self._to_replay = []
 
     def begin(self, caller: Caller, repeats: HeldCall | None) -> HeldCall:
         """Add a call that is sampled now. repeats: the failed or unfinished call that it repeats."""

@@ -199,6 +199,7 @@ class Gateway:
         self._is_stopping = True
         for task in self._background:
             task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         if self._working:
             _, left = await asyncio.wait(self._working, timeout=self.settings.drain_timeout_s)
             for call in left:

@@ -58,7 +58,8 @@ RETRY_S = 1.0
 """Seconds after which a client should repeat a refused request that may succeed later."""
 _LOAD_SHARE = 0.1
 """Maximum share of the time in which the claims of other lives are read, whatever unknown keys are tried."""
-_WATCH_S = 2.0
+WATCH_S = 2.0
+"""Seconds between two looks for episodes that expire."""
 _MOST_SEALED_KEYS = 100_000
 _MOST_CHARACTERS = 10_000
 _MOST_IDLE_THREADS = 8
@@ -327,10 +328,15 @@ class HeldEpisodes:
     # --- Change ---
 
     async def leave_behind(self, held: Held) -> None:
-        """Store which calls a replay did not reach."""
+        """Store which calls a replay did not reach, if it has ended."""
+        if values := self._left_behind(held):
+            await self._changed(held, **values)
+
+    @staticmethod
+    def _left_behind(held: Held) -> dict[str, Any]:
         known = held.claim.left_behind
-        if held.calls is not None and (new := [each for each in held.calls.left_behind if each not in known]):
-            await self._changed(held, left_behind=[*known, *new])
+        new = [] if held.calls is None else [each for each in held.calls.left_behind if each not in known]
+        return {"left_behind": [*known, *new]} if new else {}
 
     async def score(self, held: Held, result: EpisodeResult) -> None:
         """Store the score of an open episode."""
@@ -345,8 +351,10 @@ class HeldEpisodes:
         check_score(result)
         held.is_sealing = True
         try:
+            if held.is_replay:  # calls that the agent's last run did not reach
+                (await self.calls(held)).end_replay()
             await _ended(held.calls)
-            await self._changed(held, is_end=True, **_end(result))
+            await self._changed(held, is_end=True, **self._left_behind(held), **_end(result))
         except BaseException:
             held.is_sealing = False
             raise
@@ -393,12 +401,15 @@ class HeldEpisodes:
         """Seal episodes that expire, also those of lives that have ended, until this is cancelled."""
         await self._load()
         while True:
+            try:
+                await self._lives.look(claim.life for claim in self._others.values())
+            except LudicError as error:
+                logger.warning("lives of other gateways could not be read: %s", error)
             now = datetime.now(UTC)
-            await self._lives.look(claim.life for claim in self._others.values())
             over = [name for name, claim in self._others.items() if _expires(claim, self._timeout_s) <= now]
             for name in [*over, *(name for name, held in self._held.items() if held.episode.expires_at <= now)]:
                 await self._expire(name)
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(WATCH_S)
 
     async def _expire(self, name: Name) -> None:
         try:

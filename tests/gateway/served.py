@@ -4,13 +4,16 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
+from gateway.scripted import Asked, Turn, scripted_agent
 
 from ludic.agents.agent import Agent
 from ludic.engines.engine import SamplingParams
@@ -101,6 +104,25 @@ class ServedGateway:
             episode_id=episode.episode_id, attempt=episode.attempt, result=EpisodeResult(reward=reward)
         )
         return assemble_episodes(calls, [sealed], {each: read_prompt(self.root, each) for each in digests})[0]
+
+
+def serve_until_killed(
+    root_url: str, says: Connection, script: Callable[[Asked], Turn], journal: Path, first_number: int
+) -> None:
+    """Serve a gateway in this process, with the engine's log in a file; says the address, and never ends."""
+
+    async def serve() -> None:
+        agent = scripted_agent(script, journal=journal, first_number=first_number, tokens_a_call=64)
+        root = Root.open(root_url, writable=True)
+        with held_life(root) as life:
+            gateway = Gateway(root, life, EngineBackend(agent), GatewaySettings(), SamplingParams(max_tokens=60))
+            await gateway.start()
+            async with running(gateway, own_key_digest=key_digest(OWN_KEY)) as url:
+                says.send(url)
+                await asyncio.Event().wait()
+
+    with new_loop() as runner:
+        runner.run(serve())
 
 
 @contextmanager

@@ -302,6 +302,8 @@ def test_the_gateways_own_key_opens_scores_and_seals_episodes(server: ServedGate
     assert (opened.episode_id, opened.attempt) == ("named", 3)
     assert httpx2.post(f"{opened.base_url}/v1/messages", json=body, headers=opened.headers).status_code == 200
     assert httpx2.post(f"{url}/score", json={"reward": 1.0}, headers=opened.headers).status_code == 401
+    assert httpx2.post(f"{server.url}/e/no/1/score", json={"reward": 1.0}, headers=own).status_code == 404
+    assert httpx2.post(f"{server.url}/e/no/1/seal", headers=own).status_code == 404
     assert httpx2.post(f"{url}/score", json={"reward": 0.5}, headers=own).status_code == 200
     assert httpx2.post(f"{url}/seal", headers=own).status_code == 200
     opened.seal(reward=0.25)

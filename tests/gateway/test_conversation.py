@@ -5,25 +5,30 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import call_templates
 import numpy as np
 import pytest
+from chat_models import chat_tokenizer
 from chat_templates import CHATML, FAMILIES, QWEN3, Family, Said, call_json, hermes
 from gateway.scripted import ScriptedEngine, Turn, make_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import forward_logprobs
 
 from ludic.agents.agent import Agent
 from ludic.agents.tools.formats import likely_format, make_tool_format
 from ludic.engines.engine import Completion, Engine, GenerationRequest, SamplingParams
+from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import EngineError
 from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, Sampled, StoredCall
 from ludic.gateway.conversation import EngineBackend
 from ludic.gateway.dialects import DIALECTS
 from ludic.gateway.matching import longest_known, tools_digest
 from ludic.models.chat import render_text
+from ludic.models.tiny import write_model
 from ludic.records.rollout import Message, ToolCall
 
 
@@ -112,7 +117,7 @@ class Talk:
             tokenizer=tokenizer,
             max_length=self.max_length,
         )
-        self.backend = make_backend(self.engine, tokenizer, keep_thinking=self.keep_thinking)
+        self.backend = make_backend(self.engine, tokenizer, len(tokenizer), keep_thinking=self.keep_thinking)
 
     def ask(self, messages: Sequence[Message], said: str | Turn, **options: Any) -> tuple[Prompt, Sampled]:
         """Make a call, and store it."""
@@ -139,10 +144,12 @@ class Talk:
         return self.engine.tokenizer.decode(np.asarray(tokens).tolist())
 
 
-def make_backend(engine: Engine, tokenizer: Any, **options: Any) -> EngineBackend:
+def make_backend(
+    engine: Engine, tokenizer: Any, vocab_size: int | None = None, *, keep_thinking: bool = False
+) -> EngineBackend:
     tool_format = make_tool_format(likely_format(tokenizer)[0])
-    agent = Agent(engine=engine, tokenizer=tokenizer, model="m", vocab_size=len(tokenizer), tool_format=tool_format)
-    return EngineBackend(agent, **options)
+    agent = Agent(engine=engine, tokenizer=tokenizer, model="m", vocab_size=vocab_size, tool_format=tool_format)
+    return EngineBackend(agent, keep_thinking=keep_thinking)
 
 
 def user(text: str) -> Message:
@@ -289,28 +296,31 @@ def results(answer: Message, content: str = "3 cats") -> list[Message]:
     return [Message(role="tool", content=content, tool_call_id=call.id) for call in answer.tool_calls]
 
 
-def thinks(*, keep_thinking: bool) -> tuple[Talk, list[Prompt]]:
-    """A tool loop of Qwen3, then a question: the template leaves the thinking of the loop out."""
-    talk = Talk(QWEN3, keep_thinking=keep_thinking)
+def thinks(family: Family = QWEN3, **options: bool) -> tuple[Talk, list[Prompt]]:
+    """A tool loop, a question, and another tool loop: Qwen3's template leaves the thinking of the first loop out."""
+    talk = Talk(family, **options)
     sent = list(QUESTION)
-    for said in (calls_look(), Said(content="3", reasoning="so"), Said(content="4", reasoning="one more")):
-        _, sampled = talk.ask(sent, QWEN3.write(said), tools=(LOOK,))
+    for said in (calls_look(), Said(content="3", reasoning="so"), calls_look(), Said(content="4", reasoning="well")):
+        _, sampled = talk.ask(sent, family.write(said), tools=(LOOK,))
         sent.append(replace(sampled.message, reasoning=None))
         sent += results(sampled.message) or [user("And dogs?")]
     return talk, talk.prompts
 
 
-def test_a_template_that_leaves_thinking_out_begins_a_new_segment_there() -> None:
-    talk, prompts = thinks(keep_thinking=False)
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_template_that_leaves_thinking_out_begins_a_new_segment_there(forgets: bool) -> None:
+    talk, prompts = thinks(forgets=forgets)
     assert [(each.made, each.extends) for each in prompts] == [
         ("whole", None),
         ("extended", "call-0"),  # the client dropped the thinking, which the template would show
         ("whole", None),
+        ("extended", "call-2"),
     ]
     assert [(each.messages_extend, each.num_known_messages) for each in prompts] == [
         (None, 0),
         ("call-0", 2),
         ("call-1", 4),
+        ("call-2", 6),
     ]
     assert "hm" in talk.text(prompts[1].tokens)
     assert "think" not in talk.text(prompts[2].tokens)
@@ -318,13 +328,44 @@ def test_a_template_that_leaves_thinking_out_begins_a_new_segment_there() -> Non
 
 def test_thinking_that_is_kept_stays_in_one_segment() -> None:
     talk, prompts = thinks(keep_thinking=True)
-    assert [each.extends for each in prompts] == [None, "call-0", "call-1"]
+    assert [each.extends for each in prompts] == [None, "call-0", "call-1", "call-2"]
     sampled = [talk.text(each.tokens) for each in talk.engine.log]
     first = talk.text(prompts[0].tokens)
     assert talk.text(prompts[2].tokens) == (
         f"{first}{sampled[0]}\n<|im_start|>user\n<tool_response>\n3 cats\n</tool_response><|im_end|>\n"
         f"<|im_start|>assistant\n{sampled[1]}\n<|im_start|>user\nAnd dogs?<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+EMPTY_THINKING = CHATML.template.replace("assistant\n{{ content }}", "assistant\n<think></think>{{ content }}")
+
+
+@pytest.mark.parametrize(
+    "family", [FAMILIES["qwen3 thinking"], FAMILIES["qwq"], replace(QWEN3, template=EMPTY_THINKING)]
+)
+def test_thinking_is_kept_where_the_prompt_begins_it_or_the_template_shows_it_empty(family: Family) -> None:
+    _, prompts = thinks(family, keep_thinking=True)
+    assert [each.extends for each in prompts] == [None, "call-0", "call-1", "call-2"]
+
+
+def test_an_answer_to_which_the_template_adds_an_empty_thinking_is_not_what_was_sampled() -> None:
+    talk = Talk(replace(CHATML, template=EMPTY_THINKING))
+    _, sampled = talk.ask(QUESTION, "4")
+    prompt, _ = talk.ask([*QUESTION, sampled.message, user("more")], "5")
+    assert prompt.extends is None
+    assert "<think></think>4<|im_end|>" in talk.text(prompt.tokens)
+
+
+def test_a_stored_prompt_that_the_template_does_not_render_is_not_extended() -> None:
+    """Such as one of a run with another template, or whose stored messages had a secret masked."""
+    talk = Talk(forgets=True)
+    _, sampled = talk.ask(QUESTION, "4")
+    following = [*QUESTION, sampled.message, user("more")]
+    assert talk.ask(following, "5")[0].extends == "call-0"
+    other = np.append(talk.calls[0].prompt_tokens, 5)
+    talk.calls = [replace(talk.calls[0], prompt_tokens=other)]
+    talk.turns = talk.turns[:1] * 3
+    assert talk.ask(following, "5")[0].made == "whole"
 
 
 CUT_TOOLS = CHATML.template.replace(
@@ -480,7 +521,7 @@ def test_logprobs_come_with_the_text_of_each_token() -> None:
 
 def test_an_engine_that_breaks_its_contract_is_not_believed() -> None:
     talk = Talk()
-    talk.backend = make_backend(_Stray(["4"], tokenizer=talk.engine.tokenizer), talk.engine.tokenizer)
+    talk.backend = make_backend(_Stray(["4"], tokenizer=talk.engine.tokenizer), talk.engine.tokenizer, 300)
     with pytest.raises(EngineError, match="broke its contract"):
         talk.ask(QUESTION, "4")
 
@@ -548,3 +589,34 @@ def test_of_equal_calls_the_one_with_the_same_ids_is_continued_else_the_newest()
     assert longest_known([*QUESTION, answer("", "{}", id="changed")], earlier) == (second, 2)
     longer = stored("longer", answer("6"), *QUESTION, first.answer, user("more"))
     assert longest_known([*longer.messages, answer("6"), user("?")], [longer, *earlier]) == (longer, 4)
+
+
+@pytest.mark.slow
+def test_a_forward_pass_repeats_the_logprobs_of_a_conversation_with_a_real_model(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    write_model(folder, chat_tokenizer(), seed=1, hidden_size=64, num_layers=2, initializer_range=0.3)
+    engine, tokenizer = TransformersEngine(folder, device="cpu", version=1), chat_tokenizer()
+    backend = make_backend(engine, tokenizer)
+    calls: list[StoredCall] = []
+    messages: tuple[Message, ...] = (user("2 + 2?"),)
+    for number in range(4):
+        request = CallRequest(dialect="chat", messages=messages, stop=("z",))
+        prompt = asyncio.run(backend.prepare(request, calls))
+        sampled = asyncio.run(backend.sample(request, prompt, SamplingParams(max_tokens=20), number))
+        completion = sampled.completion
+        assert completion is not None
+        assert number == 0 or prompt.tokens[: len(calls[-1].tokens)].tolist() == calls[-1].tokens.tolist()
+        logprobs = forward_logprobs(folder, prompt.tokens, completion.tokens)
+        assert completion.logprobs == pytest.approx(logprobs, abs=1e-4)
+        assert completion.logprobs.min() < -1  # it is not sure of all
+        calls.append(
+            StoredCall(
+                call_id=str(number),
+                messages=messages,
+                answer=sampled.message,
+                tools_digest=None,
+                prompt_tokens=prompt.tokens,
+                completion=completion,
+            )
+        )
+        messages = (*messages, replace(sampled.message, content=f" {sampled.message.content}"), user("more"))

@@ -315,6 +315,32 @@ async def test_a_gateway_that_starts_again_knows_keys_answers_and_unfinished_cal
         assert newest_episode_claim(root, episode.episode_id, 1).number == 2
 
 
+@in_loop
+async def test_episodes_expire_also_those_of_a_gateway_that_has_ended(root: Root, monkeypatch: Any) -> None:
+    monkeypatch.setattr("ludic.gateway.held_episodes.WATCH_S", 0.02)
+    async with serving(root) as gateway:
+        await gateway.open_episode(episode_id="one", timeout_s=0.1)
+    async with serving(root) as gateway:
+        await gateway.open_episode(episode_id="two", timeout_s=0.1)
+        await asyncio.sleep(0.3)
+        assert gateway.num_open == 0
+    for name in ("one", "two"):
+        claim = newest_episode_claim(root, name, 1)
+        assert claim.end == "expired"
+        assert claim.error.startswith("it was open for longer than its limit, until ")
+
+
+@in_loop
+async def test_calls_that_an_agent_does_not_ask_for_again_are_left_behind_when_it_ends(root: Root) -> None:
+    async with serving(root) as gateway:
+        before = await converse(gateway, await gateway.open_episode(episode_id="e"), 3)
+    async with serving(root) as gateway:
+        episode = await gateway.open_episode(episode_id="e", replay=True)
+        await converse(gateway, episode, 1)
+        await gateway.seal(episode)
+    assert newest_episode_claim(root, "e", 1).left_behind == [answer.call_id for answer in before[1:]]
+
+
 @pytest.mark.slow
 @in_loop
 async def test_an_episode_of_a_live_gateway_is_elsewhere_until_that_one_is_silent_for_its_lease(root: Root) -> None:

@@ -27,6 +27,7 @@ def contents(root: Root, folder: str = "rollouts") -> dict[str, bytes]:
     return {name: root.read(name) for name in root.list(f"{folder}/")}
 
 
+@pytest.mark.slow
 def test_a_group_is_assembled_once_and_each_episode_counts_once_in_its_advantage(run: Root):
     life = claim_life(run, "http://127.0.0.1:1")
     store_group(life, 1, {"a": 1.0, "b": 0.0, "c": 0.5})
@@ -61,6 +62,7 @@ def test_a_group_is_assembled_once_and_each_episode_counts_once_in_its_advantage
     assert contents(run) == written
 
 
+@pytest.mark.slow
 def test_open_episodes_of_lives_and_of_workers_are_left_alone_and_those_of_ended_gateways_are_sealed(run: Root):
     worker, gateway, ended = claim_life(run), claim_life(run, "http://a"), claim_life(run, "http://b")
     for number, (life, name) in enumerate([(worker, "w"), (gateway, "g"), (ended, "e")]):
@@ -102,6 +104,7 @@ def test_a_group_waits_for_its_open_episodes(run: Root):
 AUDIT = "select * exclude (began_at, rollout_id, attempt, root) from call_audit order by call_id, num_tokens"
 
 
+@pytest.mark.slow
 def test_the_audit_says_of_each_call_where_its_tokens_are(run: Root):
     life = claim_life(run, "http://a")
     calls = Calls("e")
@@ -132,6 +135,7 @@ def test_the_audit_says_of_each_call_where_its_tokens_are(run: Root):
     assert query(run, load_checks()["unaccounted_calls"]) == []
 
 
+@pytest.mark.slow
 def test_verify_finds_calls_that_no_row_has_or_that_two_have(run: Root):
     life, calls = claim_life(run, "http://a"), Calls("e")
     calls.add([1], [2, 3])
@@ -148,6 +152,7 @@ def test_verify_finds_calls_that_no_row_has_or_that_two_have(run: Root):
     assert sorted(row[2:6] for row in query(run, check)) == [("e-000", None, 2, 2), ("e-001", "unexplained", 1, 0)]
 
 
+@pytest.mark.slow
 def test_calls_that_were_recorded_as_text_get_tokens_by_a_tokenizer(run: Root, tmp_path: Path):
     chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
     asked, more = Message(role="user", content="count"), Message(role="user", content="on")

@@ -6,8 +6,9 @@ it had at a time, so to read all of them for each episode would take quadratic t
 
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +23,8 @@ from ludic.root.rows.parquet import decode
 _CONCURRENT_READS = 8
 _MOST_KEPT_BYTES = 128 << 20
 """Bytes of decoded files that are kept for the next episodes."""
+T = TypeVar("T")
+
 _NAME = ["episode_id", "attempt"]
 
 
@@ -69,11 +72,10 @@ class EarlierCalls:
             if found.worker_id in self._listed or found.worker_id.startswith(COMPACTED)
         ]
         new = [name for name in new if name not in self._looked_through]
-        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-            for name, episodes in zip(new, pool.map(self._episodes_in, new), strict=True):
-                self._looked_through.add(name)
-                for episode in episodes:
-                    self._names_of[episode].append(name)
+        for name, episodes in zip(new, self._map(self._episodes_in, new), strict=True):
+            self._looked_through.add(name)
+            for episode in episodes:
+                self._names_of[episode].append(name)
 
     def _episodes_in(self, name: str) -> set[tuple[str, int]]:
         rows = self._decoded(name, _NAME)
@@ -82,8 +84,7 @@ class EarlierCalls:
     def _tables(self, names: Iterable[str]) -> list[pa.Table]:
         """Return the rows of files, without those that are gone."""
         missing = [name for name in names if name not in self._kept]
-        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-            read = dict(zip(missing, pool.map(self._decoded, missing), strict=True))
+        read = dict(zip(missing, self._map(self._decoded, missing), strict=True))
         found = [self._kept.get(name, read.get(name)) for name in names]
         for name, rows in read.items():
             if rows is not None:
@@ -92,6 +93,13 @@ class EarlierCalls:
         while self._kept_bytes > _MOST_KEPT_BYTES:
             self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
         return [rows for rows in found if rows is not None]
+
+    def _map(self, function: Callable[[str], T], names: Sequence[str]) -> list[T]:
+        """Return what a function returns for each name; waits for several files of an object store at a time."""
+        if self._root.is_local or len(names) < 2:
+            return [function(name) for name in names]
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            return [*pool.map(function, names)]
 
     def _decoded(self, name: str, columns: list[str] | None = None) -> pa.Table | None:
         """Return the rows of a file; None if it is gone."""
