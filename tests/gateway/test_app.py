@@ -284,6 +284,7 @@ def test_a_stream_opens_before_its_answer_only_if_that_takes_long(server: Served
 def test_the_gateways_own_key_opens_scores_and_seals_episodes(server: ServedGateway) -> None:
     own = {"x-api-key": OWN_KEY}
     body = BODIES["/messages"]
+    assert httpx2.post(f"{server.url}/e/no/1/messages", json={"model": "scripted"}, headers=own).status_code == 400
     url = f"{server.url}/e/by-url.1/2"
     threads = [
         threading.Thread(target=httpx2.post, args=(f"{url}/v1/messages",), kwargs={"json": body, "headers": own})
