@@ -2,10 +2,10 @@
 
     python -m benchmarks.killed_agents
 
-An episode is 20 calls of an agent in plain HTTP. A worker with a tiny model plays four at a time, and is killed
-(SIGKILL) at random moments; its next life goes on. Once with agent_replay, by which the calls of an unfinished episode
-are answered from the store, and once without it, by which such an episode starts again. At the end each episode is
-there once, with 20 turns, and each of its calls is in one row.
+An episode is 20 calls of an agent in plain HTTP. A worker plays four at a time before an engine that samples 16 tokens
+in 20 ms, and is killed (SIGKILL) at random moments; its next life goes on. Once with agent_replay, by which the calls
+of an unfinished episode are answered from the store, and once without it, by which such an episode starts again. At the
+end each episode is there once, with 20 turns, and each of its calls is in one row.
 """
 
 import multiprocessing
@@ -37,14 +37,39 @@ import httpx2
 
 async def run(example, base_url, api_key, model):
     messages = list(example["messages"])
-    async with httpx2.AsyncClient(trust_env=False, headers={{"Authorization": f"Bearer {{api_key}}"}}) as http:
+    headers = {{"Authorization": f"Bearer {{api_key}}"}}
+    async with httpx2.AsyncClient(trust_env=False, verify=False, headers=headers, timeout=None) as http:
         for number in range({NUM_CALLS}):
-            said = await http.post(
-                f"{{base_url}}/chat/completions", json={{"model": model, "messages": messages}}, timeout=None
-            )
+            said = await http.post(f"{{base_url}}/chat/completions", json={{"model": model, "messages": messages}})
             said.raise_for_status()
             messages += [said.json()["choices"][0]["message"], {{"role": "user", "content": "and then"}}]
     return messages[-2]["content"]
+"""
+
+ENGINE = f"""
+import asyncio
+import numpy as np
+from ludic.engines.engine import Completion
+from ludic.records.rollout import WeightSpan
+
+class Words:
+    name, max_length, repeats_in_any_batch, max_batch = "words 1", 100_000, True, 64
+
+    def __init__(self, folder, *, version, **options):
+        self.policy_version = version
+
+    async def generate(self, request):
+        await asyncio.sleep(0.02)
+        tokens = np.random.default_rng(request.seed).integers(10, 200, {MAX_TOKENS}, np.int32)
+        return Completion(
+            tokens=tokens,
+            columns={{"response_logprobs": np.full(len(tokens), -0.5, np.float32)}},
+            finish_reason="length",
+            weight_versions=(WeightSpan(version=self.policy_version, start=0, end=len(tokens)),),
+        )
+
+    def load_weights(self, folder, version):
+        self.policy_version = version
 """
 
 
@@ -94,6 +119,7 @@ def main(quick: bool = False, kills: int = 50, seed: int = 0) -> None:
 def _make_root(folder: Path, replays: bool) -> Root:
     folder.mkdir()
     (folder / "agent.py").write_text(AGENT)
+    (folder / "engine.py").write_text(ENGINE)
     model = str(folder / "model")
     make_tiny_model(model, [*WORDS, OTHER_WORDS], seed=0)
     run = RunConfig(
@@ -119,13 +145,14 @@ def _work(url: str, num_groups: int | None) -> None:
     from ludic.rollouts import WorkerConfig
 
     config = WorkerConfig(slot=0, num_groups=num_groups, in_flight=GROUP_SIZE, follow_budget=False)
-    work(Root.open(url, writable=True), config, threading.Event(), engine="transformers", device="cpu")
+    engine = f"{Path(url).parent}/engine.py:Words"
+    work(Root.open(url, writable=True), config, threading.Event(), engine=engine)
 
 
 def kill_often(root: Root, kills: int, seed: int) -> Mapping[str, Any]:
     """Kill workers in the middle of their episodes, let the last one end its groups, and count tokens and calls."""
     context, chance = multiprocessing.get_context("forkserver"), random.Random(seed)
-    context.set_forkserver_preload(["ludic.app.launch.sample", "ludic.engines.transformers_engine", "torch"])
+    context.set_forkserver_preload(["ludic.app.launch.sample", "ludic.rollouts.program_gateway", "transformers"])
     for _ in range(kills):
         worker = context.Process(target=_work, args=(root.url, None))
         worker.start()

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -309,7 +308,7 @@ def grow_and_check(gateway: ServedGateway, steps: list[Any], dialects: list[str]
     episode = gateway.open_episode()
 
     async def run() -> None:
-        async with httpx2.AsyncClient(timeout=60) as client:
+        async with httpx2.AsyncClient(timeout=60, verify=False) as client:
             await grow(Agents(episode, client), steps, dialects)
 
     asyncio.run(run())
@@ -330,7 +329,7 @@ def tree_test(num_examples: int, num_steps: int) -> Any:
     return lambda function: limits(check(function))
 
 
-@tree_test(12, 6)
+@tree_test(3, 4)
 def test_each_sampled_token_of_a_small_tree_is_trained_once_or_accounted_for(
     gateway: ServedGateway, steps: list[Any], dialects: list[str]
 ) -> None:
@@ -338,21 +337,23 @@ def test_each_sampled_token_of_a_small_tree_is_trained_once_or_accounted_for(
 
 
 @pytest.mark.slow
-@tree_test(400, 20)
+@pytest.mark.timeout(900)
+@tree_test(200, 20)
 def test_each_sampled_token_of_a_large_tree_is_trained_once_or_accounted_for(
     gateway: ServedGateway, steps: list[Any], dialects: list[str]
 ) -> None:
     grow_and_check(gateway, steps, dialects)
 
 
-def test_both_of_a_request_given_up_and_its_repetition_are_one_call(gateway: ServedGateway, tmp_path: Path) -> None:
+def test_a_request_that_is_sent_again_is_sampled_once(gateway: ServedGateway) -> None:
     first = len(gateway.agent.engine.log)
     steps = [
         ("hang up", 0, 0, "call"),
         ("turn", 0, 0, "text"),
-        ("cut", 0, 1, "text"),
+        ("cut", 0, 2, "text"),
         ("twice with a key", 0, 0, "text"),
     ]
     grow_and_check(gateway, steps, ["chat"])
-    # The one after "begin" is asked for twice and sampled once, and so is the last.
-    assert len(gateway.agent.engine.log) - first <= 5
+    # Asked again with a higher retry count, and with the same key: one call each. What follows the stream that was cut is
+    # another request, which does not stream: two calls.
+    assert len(gateway.agent.engine.log) - first == 5

@@ -1,5 +1,4 @@
-"""The package without extras reads, writes and keeps roots, and with the extra gateway it records calls; other commands name
-their extra.
+"""The package without torch reads, writes and keeps roots, and records calls (extra gateway); others name their extra.
 
 `make light` runs these tests in an environment in which nothing else is installed. In the environment of all tests, an
 import finder refuses what that one lacks.

@@ -246,11 +246,22 @@ def _lines(gateway: Gateway, start: GatewayStart, address: str, own: str) -> Ite
     if start.process.host not in LOCAL_HOSTS:
         yield "# other machines reach this address, without encryption: who reads the key on the way can use it"
     yield f"# {gateway.backend.model} at {address}, stored in {gateway.root.url}; Ctrl-C stops the gateway"
-    shown = f'"${KEY_VARIABLE}"' if KEY_VARIABLE in os.environ else own
     name = new_id().replace("-", "")[-12:]
-    for variable, value in agent_variables(address, name, 1, shown).items():
-        yield f"export {variable}={value}"
+    for variable, value in _variables(gateway, address, name, 1, own).items():
+        # The name of the model may be another server's text.
+        is_known = value == own and KEY_VARIABLE in os.environ
+        yield f"export {variable}=" + (f'"${KEY_VARIABLE}"' if is_known else shlex.quote(value))
     yield f"# the agent's calls are the episode {name}; for another episode, write another name in its place"
+
+
+def _variables(gateway: Gateway, address: str, episode_id: str, attempt: int, key: str) -> dict[str, str]:
+    """Return the environment variables of an agent, with those of the model's name that some read."""
+    model = gateway.backend.model
+    return {
+        **agent_variables(address, episode_id, attempt, key),
+        "OPENAI_MODEL": model,
+        "ANTHROPIC_MODEL": model,
+    }
 
 
 async def _run_command(gateway: Gateway, command: str, address: str, stop: threading.Event) -> CommandEpisode:
@@ -259,7 +270,7 @@ async def _run_command(gateway: Gateway, command: str, address: str, stop: threa
     assert episode.key is not None
     # The user's own key of Anthropic would be sent beside that of the episode.
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_COMMANDS}
-    environment |= agent_variables(address, episode.episode_id, episode.attempt, episode.key)
+    environment |= _variables(gateway, address, episode.episode_id, episode.attempt, episode.key)
     process = await asyncio.create_subprocess_exec(*split_command(command), env=environment)
     ended = asyncio.ensure_future(process.wait())
     while not ended.done() and not stop.is_set():
