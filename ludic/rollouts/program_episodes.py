@@ -105,6 +105,8 @@ class Play:
         # Samples of an evaluation have the same numbers for each version.
         name = f"{player.root.run_id}/{request.request_index}"
         self._id = str(uuid.uuid5(_NAMESPACE, name)) if request.purpose == "train" else new_id()
+        columns = {"example_columns": request.example_columns, "wanted": stored_wanted(request.example.wanted)}
+        self._columns = {name: value for name, value in columns.items() if value is not None}
         self._facts = EpisodeFacts(
             env_name=request.env_name,
             env_example_id=request.example.example_id,
@@ -113,6 +115,7 @@ class Play:
             group_size=request.group_size,
             request_index=request.request_index,
             purpose=request.purpose,
+            columns=self._columns,
         )
         self._traceback: str | None = None
         self._transition: Transition | None = None
@@ -352,7 +355,7 @@ class Play:
             facts=self._facts,
             result=result,
             left_behind=left_behind,
-            columns={"example_columns": request.example_columns, "wanted": stored_wanted(request.example.wanted)},
+            columns=self._columns,
         )
 
         def make() -> list[Rollout]:

@@ -150,7 +150,14 @@ class Tools:
     def __init__(self, schemas: Sequence[Mapping[str, Any]], call: Callable[[str, str], Any]) -> None:
         """call: runs a tool by name with its arguments as JSON text, as a coroutine, and returns its result or its
         error as a text."""
-        self.schemas = list(schemas)
+        fields = ("name", "description", "parameters")
+        self.schemas = [
+            {
+                "type": "function",
+                "function": {name: each["function"][name] for name in fields if name in each["function"]},
+            }
+            for each in schemas
+        ]
         """Schemas for `tools` of a chat completion."""
         self._call, self._loop = call, asyncio.get_running_loop()
 
