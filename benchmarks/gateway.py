@@ -260,7 +260,7 @@ def lost(peers: Path, gateways: Sequence[Gateway]) -> None:
             kept = gateway.kept(served, "tree")
             sampled = [logprob for line in log.read_text().splitlines() for logprob in json.loads(line)["logprobs"]]
             rows.append([gateway.name, *_accounts(sampled, kept)])
-    columns = ["", "sampled", "trained", "reported", "lost", "doubled", "trained, never sampled"]
+    columns = ["", "sampled", "trained", "reported", "lost", "doubled", "trained, never sampled", "rows reported"]
     print_table("gateway: tokens of one tree of calls", columns, rows)
 
 
@@ -278,7 +278,8 @@ def _accounts(sampled: Sequence[float], kept: Sequence[Kept]) -> list[str]:
         sum(max(0, trained[each] - 1) for each in known),
         len(trained.keys() - set(known)),
     )
-    return [f"{each:,}" for each in counts]
+    reasons = Counter(row.reason for row in kept if row.reason is not None)
+    return [*(f"{each:,}" for each in counts), ", ".join(f"{count} {reason}" for reason, count in reasons.items())]
 
 
 class _Tree:
