@@ -40,6 +40,8 @@ ASSEMBLED_BY = "assembly-"
 """Start of the worker_id of rows that were assembled from stored calls."""
 POSTED_VERSION = hashlib.sha256(POSTED.encode()).hexdigest()[:16]
 """Version of the scorer of posted scores; one for all, so that groups are not mixed: the first score counts."""
+ASSEMBLER = "ludic assemble"
+"""Address of the life that seals episodes, for it is no worker's."""
 _EPISODES_A_PLAN = 256
 
 
@@ -153,7 +155,7 @@ def _over(root: Root, claims: Sequence[EpisodeClaim], left: dict[str, str], *, i
         else:
             to_seal.append(claim)
     if to_seal:
-        with held_life(root) as life:
+        with held_life(root, ASSEMBLER) as life:
             for claim in to_seal:
                 mine = take_over(life, claim)
                 if mine is None:

@@ -5,25 +5,30 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import call_templates
 import numpy as np
 import pytest
+from chat_models import chat_tokenizer
 from chat_templates import CHATML, FAMILIES, QWEN3, Family, Said, call_json, hermes
 from gateway.scripted import ScriptedEngine, Turn, make_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import forward_logprobs
 
 from ludic.agents.agent import Agent
 from ludic.agents.tools.formats import likely_format, make_tool_format
 from ludic.engines.engine import Completion, Engine, GenerationRequest, SamplingParams
+from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import EngineError
 from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, Sampled, StoredCall
 from ludic.gateway.conversation import EngineBackend
 from ludic.gateway.dialects import DIALECTS
 from ludic.gateway.matching import longest_known, tools_digest
 from ludic.models.chat import render_text
+from ludic.models.tiny import write_model
 from ludic.records.rollout import Message, ToolCall
 
 
@@ -112,7 +117,7 @@ class Talk:
             tokenizer=tokenizer,
             max_length=self.max_length,
         )
-        self.backend = make_backend(self.engine, tokenizer, keep_thinking=self.keep_thinking)
+        self.backend = make_backend(self.engine, tokenizer, len(tokenizer), keep_thinking=self.keep_thinking)
 
     def ask(self, messages: Sequence[Message], said: str | Turn, **options: Any) -> tuple[Prompt, Sampled]:
         """Make a call, and store it."""
@@ -139,10 +144,12 @@ class Talk:
         return self.engine.tokenizer.decode(np.asarray(tokens).tolist())
 
 
-def make_backend(engine: Engine, tokenizer: Any, **options: Any) -> EngineBackend:
+def make_backend(
+    engine: Engine, tokenizer: Any, vocab_size: int | None = None, *, keep_thinking: bool = False
+) -> EngineBackend:
     tool_format = make_tool_format(likely_format(tokenizer)[0])
-    agent = Agent(engine=engine, tokenizer=tokenizer, model="m", vocab_size=len(tokenizer), tool_format=tool_format)
-    return EngineBackend(agent, **options)
+    agent = Agent(engine=engine, tokenizer=tokenizer, model="m", vocab_size=vocab_size, tool_format=tool_format)
+    return EngineBackend(agent, keep_thinking=keep_thinking)
 
 
 def user(text: str) -> Message:
@@ -480,7 +487,7 @@ def test_logprobs_come_with_the_text_of_each_token() -> None:
 
 def test_an_engine_that_breaks_its_contract_is_not_believed() -> None:
     talk = Talk()
-    talk.backend = make_backend(_Stray(["4"], tokenizer=talk.engine.tokenizer), talk.engine.tokenizer)
+    talk.backend = make_backend(_Stray(["4"], tokenizer=talk.engine.tokenizer), talk.engine.tokenizer, 300)
     with pytest.raises(EngineError, match="broke its contract"):
         talk.ask(QUESTION, "4")
 
@@ -548,3 +555,34 @@ def test_of_equal_calls_the_one_with_the_same_ids_is_continued_else_the_newest()
     assert longest_known([*QUESTION, answer("", "{}", id="changed")], earlier) == (second, 2)
     longer = stored("longer", answer("6"), *QUESTION, first.answer, user("more"))
     assert longest_known([*longer.messages, answer("6"), user("?")], [longer, *earlier]) == (longer, 4)
+
+
+@pytest.mark.slow
+def test_a_forward_pass_repeats_the_logprobs_of_a_conversation_with_a_real_model(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    write_model(folder, chat_tokenizer(), seed=1, hidden_size=64, num_layers=2, initializer_range=0.3)
+    engine, tokenizer = TransformersEngine(folder, device="cpu", version=1), chat_tokenizer()
+    backend = make_backend(engine, tokenizer)
+    calls: list[StoredCall] = []
+    messages: tuple[Message, ...] = (user("2 + 2?"),)
+    for number in range(4):
+        request = CallRequest(dialect="chat", messages=messages, stop=("z",))
+        prompt = asyncio.run(backend.prepare(request, calls))
+        sampled = asyncio.run(backend.sample(request, prompt, SamplingParams(max_tokens=20), number))
+        completion = sampled.completion
+        assert completion is not None
+        assert number == 0 or prompt.tokens[: len(calls[-1].tokens)].tolist() == calls[-1].tokens.tolist()
+        logprobs = forward_logprobs(folder, prompt.tokens, completion.tokens)
+        assert completion.logprobs == pytest.approx(logprobs, abs=1e-4)
+        assert completion.logprobs.min() < -1  # it is not sure of all
+        calls.append(
+            StoredCall(
+                call_id=str(number),
+                messages=messages,
+                answer=sampled.message,
+                tools_digest=None,
+                prompt_tokens=prompt.tokens,
+                completion=completion,
+            )
+        )
+        messages = (*messages, replace(sampled.message, content=f" {sampled.message.content}"), user("more"))

@@ -77,6 +77,9 @@ def test_open_episodes_of_lives_and_of_workers_are_left_alone_and_those_of_ended
         "w": "is an episode of a worker, which makes its rows",
     }
 
+    run.delete(next(iter(contents(run))))  # as if it had been killed after it had sealed the episode
+    assert assemble_root(run).num_rollouts == 1
+
     into = create_root(f"{run.url}-again", "tiny")
     assert assemble_root(run, into).left == {"g": report.left["g"]}
     assert query(into, "select episode_id from rollouts order by 1") == [("e",), ("w",)]

@@ -13,6 +13,7 @@ from ludic.app.operations import (
 )
 
 class Methods:
+    assemble = exchange.assemble
     bisect = counterfactual.bisect
     check = start.check
     cluster = machines.cluster

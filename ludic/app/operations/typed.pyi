@@ -48,6 +48,8 @@ class RunConfigValues(TypedDict, total=False):
     agent_memory_mb: int | None
     agent_open_files: int | None
     agent_file_mb: int | None
+    agent_lenient: bool
+    agent_keep_thinking: bool
     agent_replay: bool
     score_command: str | None
     posted_scores: bool
@@ -214,6 +216,8 @@ class EvalConfigValues(TypedDict, total=False):
     agent_memory_mb: int | None
     agent_open_files: int | None
     agent_file_mb: int | None
+    agent_lenient: bool | None
+    agent_keep_thinking: bool | None
     score_command: str | None
     posted_scores: bool | None
     seed: int
