@@ -54,10 +54,11 @@ class AnswerReader:
             text=said.text,
             completion=said.completion,
             undelivered=said.undelivered,
-            token_texts=self._token_texts(said.completion) if request.asks_logprobs else None,
+            token_texts=self.token_texts(said.completion) if request.asks_logprobs else None,
         )
 
-    def _token_texts(self, completion: Completion) -> tuple[str, ...]:
+    def token_texts(self, completion: Completion) -> tuple[str, ...]:
+        """Return the text of each token."""
         return tuple(self._tokenizer.decode([token]) for token in completion.tokens.tolist())
 
     def _message(self, request: CallRequest, prompt_tokens: np.ndarray, said: "_Said", seed: int) -> Message:

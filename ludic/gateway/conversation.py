@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ludic.agents import Agent, beside
-from ludic.engines import GenerationRequest, SamplingParams, check_completion
+from ludic.engines import Completion, GenerationRequest, SamplingParams, check_completion
 from ludic.errors import ModelError
 from ludic.gateway.answers import AnswerReader
 from ludic.gateway.calls import CallRequest, Prompt, Sampled, StoredCall, refused
@@ -66,6 +66,10 @@ class EngineBackend:
         completion = await engine.generate(generation)
         check_completion(engine.name, generation, completion, self._agent.vocab_size)
         return self._answers.read(request, prompt.tokens, completion, seed)
+
+    def token_texts(self, completion: Completion) -> tuple[str, ...]:
+        """Return the text of each token of a completion."""
+        return self._answers.token_texts(completion)
 
     async def count(self, request: CallRequest) -> int:
         """Return the number of prompt tokens of a call that extends no other. Raises RefusedCallError."""

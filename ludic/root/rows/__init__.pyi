@@ -9,6 +9,7 @@ from .calls import to_calls_table as to_calls_table
 from .calls import whole_columns as whole_columns
 from .calls import whole_messages as whole_messages
 from .calls import whole_prompts as whole_prompts
+from .earlier_calls import EarlierCalls as EarlierCalls
 from .evaluations import MOST_SAMPLES as MOST_SAMPLES
 from .evaluations import BlockClaims as BlockClaims
 from .evaluations import SampleBlock as SampleBlock

@@ -562,7 +562,7 @@ def read_all_calls(root: Root, workers: Collection[str] | None = None) -> pa.Tab
 
     workers: worker_ids of the lives whose rows are wanted; None is all. Raises SchemaError for a broken file.
     """
-    return _sorted(_read_files(root, workers))
+    return sorted_calls(_read_files(root, workers))
 
 
 def read_calls(root: Root, episode_id: str, attempt: int) -> pa.Table:
@@ -571,10 +571,10 @@ def read_calls(root: Root, episode_id: str, attempt: int) -> pa.Table:
     workers = {claim.worker_id for claim in claims if isinstance(claim, EpisodeClaim)}
     rows = _read_files(root, workers)
     mine = pc.and_(pc.equal(rows["episode_id"], episode_id), pc.equal(rows["attempt"], attempt))
-    return _sorted(rows.filter(mine))
+    return sorted_calls(rows.filter(mine))
 
 
-def _sorted(rows: pa.Table) -> pa.Table:
+def sorted_calls(rows: pa.Table) -> pa.Table:
     """Sort rows, and leave out the second of two equal events: a compacted file and its sources may both be there."""
     rows = rows.take(pc.sort_indices(rows, [("call_id", "ascending"), ("created_at", "ascending")]))
     keys = zip(rows["call_id"].to_pylist(), rows["event"].to_pylist(), strict=True)
