@@ -224,7 +224,8 @@ clean:  ## remove what the other targets made
 
 .venv/clients-node/installed: .venv/installed
 	npm install --silent --no-audit --no-fund --prefix $(@D) @mariozechner/pi-coding-agent@0.73.1 @openai/codex@0.169.0 \
-		opencode-ai@1.18.33
+		opencode-ai@1.18.33 @anthropic-ai/claude-code@2.1.197
+	node $(@D)/node_modules/@anthropic-ai/claude-code/install.cjs  # newer versions of npm do not run it
 	touch $@
 
 # mkdocs reads the package as text: the site needs these three packages, not ludic's own.

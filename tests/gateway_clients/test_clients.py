@@ -122,6 +122,12 @@ CLIENTS = {
         turns=[f"<think>\nHm.\n</think>\n\n{turn}" for turn in shell_turns("exec_command", "cmd")],
         streams=True,
     ),
+    "claude-code": Client(
+        program="claude_code.sh",
+        environment="clients-node",
+        turns=shell_turns("Bash", "command", description="A command"),
+        streams=True,
+    ),
     "opencode": Client(
         program="opencode.sh",
         environment="clients-node",
