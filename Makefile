@@ -97,7 +97,7 @@ inspect: .venv/inspect/installed  ## write and read logs of inspect_ai, with its
 trackers: .venv/trackers/installed  ## log a run to MLflow and Trackio on this machine, and read it back
 	OMP_NUM_THREADS=1 .venv/trackers/bin/python -m pytest $(TWICE) tests/adapters/test_local_trackers.py
 
-light: .venv/light/installed  ## run what needs no extra in an environment of the package alone
+light: .venv/light/installed  ## run what needs no torch, the gateway too, in an environment of the package alone
 	.venv/light/bin/pip install --quiet --no-deps --force-reinstall .
 	.venv/light/bin/python -m pytest $(TWICE) --confcutdir tests/light tests/light
 
@@ -205,7 +205,7 @@ clean:  ## remove what the other targets made
 # A copy of the package, as others install it, which the target makes again. The S3 server of its tests runs in .venv.
 .venv/light/installed: .venv/installed
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --constraint constraints.txt '.[s3]' pytest pytest-rerunfailures pytest-timeout
+	$(@D)/bin/pip install --quiet --constraint constraints.txt '.[gateway,s3]' pytest pytest-rerunfailures pytest-timeout
 	touch $@
 
 # transformers imports torchao wherever it finds it, which takes a second of each start. It warns when it is compiled.

@@ -13,7 +13,7 @@ Pure, except that templates run. Raises ModelError for a conversation that the t
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
@@ -64,8 +64,8 @@ class _Marked:
 class PromptMaker:
     """Makes prompts for one tokenizer and its chat template."""
 
-    def __init__(self, tokenizer: Tokenizer, special_tokens: np.ndarray, *, keep_thinking: bool) -> None:
-        """special_tokens: (n,) int32. keep_thinking: as for `EngineBackend`."""
+    def __init__(self, tokenizer: Tokenizer, special_tokens: Collection[int], *, keep_thinking: bool) -> None:
+        """special_tokens: those that may end an answer. keep_thinking: as for `EngineBackend`."""
         self._tokenizer, self._special, self._keep_thinking = tokenizer, special_tokens, keep_thinking
         self._secret = secrets.token_hex(8)
         """Part of the markers, so that no message contains one."""
@@ -209,9 +209,10 @@ class PromptMaker:
                 return None
             added = added[len(closing) :]
         _, completion = _sampled(call)
-        last = completion.tokens[-1]
-        has_stopped = completion.finish_reason == "stop" and np.isin(last, self._special)
-        added = text_after_stop(self._tokenizer, added, int(last) if has_stopped else None)
+        last = int(completion.tokens[-1])
+        # A client's stop text ends an answer with other tokens.
+        has_stopped = completion.finish_reason == "stop" and last in self._special
+        added = text_after_stop(self._tokenizer, added, last if has_stopped else None)
         return _END_OF_THINKING + added if self._is_cut_in_thinking(call) else added
 
     def _has_lead(self, lead: str, marked: _Marked, call: StoredCall) -> bool:

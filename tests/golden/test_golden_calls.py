@@ -84,8 +84,12 @@ def test_calls_and_episodes_read_as_they_were_written(root: Root) -> None:
     assert whole_messages(stored, {each: read_prompt(root, each) for each in digests})[IDS[1]] == MORE
     with ludic.connect(root.url) as con:
         calls = con.sql("select call_id, event, temperature, hints from model_calls order by call_id").fetchall()
-        episodes = con.sql("select episode_id, attempt, \"end\", reward, correct from agent_episodes").fetchall()
-    assert [(call_id, event) for call_id, event, *_ in calls] == [(IDS[0], "call"), (IDS[1], "call"), (IDS[2], "intent")]
+        episodes = con.sql('select episode_id, attempt, "end", reward, correct from agent_episodes').fetchall()
+    assert [(call_id, event) for call_id, event, *_ in calls] == [
+        (IDS[0], "call"),
+        (IDS[1], "call"),
+        (IDS[2], "intent"),
+    ]
     assert calls[0][2:] == (np.float32(0.7), {"session_id": "s"})
     assert episodes == [("sum-1", 1, "complete", 0.25, True)]
     assert newest_episode_claim(root, "sum-1", 1).key_digest == "b" * 64

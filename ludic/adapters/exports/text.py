@@ -4,7 +4,7 @@ Raises ConfigError if the target exists, QueryError if the SQL fails.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -48,15 +48,22 @@ def export_text(
 
     target: a file that does not exist, or an open binary file; None is stdout.
     """
-    sink = _new_sink(target)
+    sink = new_sink(target)
     if sql is not None:
         with open_result([root], sql, rows_a_batch=_ROWS_A_BATCH) as result:
-            return _write(result.schema.names, plain_rows(result), sink)
+            return write_rows(result.schema.names, plain_rows(result), sink)
     result = whole_rows(root, table, _matching(root, table, where))
-    return _write(result.schema.names, _resolved_rows(result), sink)
+    return write_rows(result.schema.names, _resolved_rows(result), sink)
 
 
-def _new_sink(target: str | BinaryIO | None) -> Path | BinaryIO:
+def chosen_rows(root: Root, table: Folder, where: str | None) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a table that match `where`, as plain values by column."""
+    result = whole_rows(root, table, _matching(root, table, where))
+    for values in _resolved_rows(result):
+        yield dict(zip(result.schema.names, values, strict=True))
+
+
+def new_sink(target: str | BinaryIO | None) -> Path | BinaryIO:
     """Return the open file to write to, or the path of a file that does not exist."""
     if target is None:
         sys.stdout.flush()
@@ -89,7 +96,10 @@ def _resolved_rows(result: pa.RecordBatchReader) -> Iterator[list[Any]]:
         yield [row[name] for name in names]
 
 
-def _write(names: list[str], rows: Iterable[list[Any]], sink: Path | BinaryIO) -> TextReport:
+def write_rows(
+    names: Sequence[str], rows: Iterable[list[Any]], sink: Path | BinaryIO, format: str = "jsonl"
+) -> TextReport:
+    """Write rows, each with a value for each name, as JSON Lines."""
     num_rows = 0
 
     def counted() -> Iterator[list[Any]]:
@@ -100,4 +110,4 @@ def _write(names: list[str], rows: Iterable[list[Any]], sink: Path | BinaryIO) -
 
     with open_sink(sink) as file:
         write_jsonl(names, counted(), file)
-    return TextReport(location=str(sink) if isinstance(sink, Path) else None, num_rows=num_rows)
+    return TextReport(format=format, location=str(sink) if isinstance(sink, Path) else None, num_rows=num_rows)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from ludic.adapters.imports.atif import atif, read_atif
 from ludic.adapters.imports.episodes import (
     Conversation,
     ImportedEpisode,
@@ -455,6 +456,7 @@ def _add_sampled(builder: RowBuilder, index: int, node: Json) -> list[Completion
 # --- The formats -----------------------------------------------------------------------------------------
 
 ART = ImportFormat(function=art, path=r"trajectories/(?P<split>[^/]+)/(?P<step>\d+)\.parquet$", grows=False)
+ATIF = ImportFormat(function=atif, read=read_atif, files=r"trajectory[^/]*\.json$", grows=False)
 INSPECT = ImportFormat(function=inspect_ai, read=read_inspect, env_field="log.task", files=r"\.eval$", grows=False)
 JSONL = ImportFormat(function=jsonl)
 LIGHTEVAL = ImportFormat(function=lighteval, env_field="doc.task_name", files=r"details_[^/]*\.parquet$", grows=False)

@@ -93,6 +93,7 @@ def run_gateway(
     say: called with the lines that a user needs, which hold the key. Raises ConfigError, and MissingRootError without a
     root to sample from.
     """
+    own = _own_key()
     if start.process.command is not None:
         split_command(start.process.command)
     with ExitStack() as stack:
@@ -108,7 +109,7 @@ def run_gateway(
         life = stack.enter_context(held_life(served.root, address))
         gateway = Gateway(served.root, life, served.backend, start.gateway, served.params)
         runner = stack.enter_context(new_loop())
-        return runner.run(_serve(gateway, start, listener, address, stop, say))
+        return runner.run(_serve(gateway, start, listener, address, own, stop, say))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +147,7 @@ def _own_engine(url: str, start: GatewayStart, stop: threading.Event) -> Iterato
     """Yield an engine with the run's newest weights, which a thread keeps up to date; None if `stop` came first."""
     from ludic.app.launch.sample import publish_first
     from ludic.gateway.conversation import EngineBackend
-    from ludic.rollouts import WeightSync, sampling_params
+    from ludic.rollouts import WeightSync, sampling_params, with_tool_format
     from ludic.root.weights import base_of_run
 
     try:
@@ -180,7 +181,7 @@ def _own_engine(url: str, start: GatewayStart, stop: threading.Event) -> Iterato
         thread.start()
         stack.callback(thread.join)
         stack.callback(done.set)
-        backend = EngineBackend(agents[0], keep_thinking=start.gateway.keep_thinking)
+        backend = EngineBackend(with_tool_format(agents[0], run), keep_thinking=start.gateway.keep_thinking)
         yield _Served(root=root, backend=backend, params=sampling_params(run))
 
 
@@ -212,10 +213,10 @@ async def _serve(
     start: GatewayStart,
     listener: socket.socket,
     address: str,
+    own: str,
     stop: threading.Event,
     say: Callable[[str], None],
 ) -> CommandEpisode | None:
-    own = _own_key()
     async with AsyncExitStack() as stack:
         if isinstance(gateway.backend, UpstreamBackend):
             await stack.enter_async_context(gateway.backend)
