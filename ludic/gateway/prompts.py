@@ -25,7 +25,7 @@ from ludic.agents import PROBE_SCHEMA, text_after_stop, tokens_of
 from ludic.engines import Completion
 from ludic.errors import ModelError
 from ludic.gateway.calls import CallRequest, Prompt, StoredCall
-from ludic.gateway.matching import Conversation
+from ludic.gateway.matching import SentMessages
 from ludic.models import ChatRenderer, Tokenizer, render_text
 from ludic.records import Message, ToolCall
 
@@ -213,7 +213,7 @@ class PromptMaker:
         # A client's stop text ends an answer with other tokens.
         has_stopped = completion.finish_reason == "stop" and last in self._special
         added = text_after_stop(self._tokenizer, added, last if has_stopped else None)
-        return _END_OF_THINKING + added if self._is_cut_in_thinking(call) else added
+        return _END_OF_THINKING + added if not has_stopped and self._is_cut_in_thinking(call) else added
 
     def _has_lead(self, lead: str, marked: _Marked, call: StoredCall) -> bool:
         """Return whether the text that the template writes before an answer's markers was sampled."""
@@ -308,7 +308,10 @@ class PromptMaker:
             found = None if before is None else self._show(before, base, _after(call.messages, base), tools)
             return None if found is None else found[0]
         messages = self._messages_of(call, earlier)
-        prepared, text = self._render(messages, tools)
+        try:
+            prepared, text = self._render(messages, tools)
+        except ModelError:  # it was rendered by another template
+            return None
         is_same = np.array_equal(self._tokens(text), _sampled(call)[0])
         return _shown(messages, prepared, text) if is_same else None
 
@@ -357,7 +360,7 @@ def _after(messages: Sequence[Message], base: StoredCall) -> list[Message]:
 def _base(call: StoredCall, earlier: Sequence[StoredCall]) -> StoredCall | None:
     """Return the call that a stored call continues, of those before it."""
     index = next((number for number, each in enumerate(earlier) if each is call), len(earlier))
-    return Conversation(call.messages).longest_known(earlier[:index])
+    return SentMessages(call.messages).longest_known(earlier[:index])
 
 
 def _sampled(call: StoredCall) -> tuple[np.ndarray, Completion]:

@@ -356,6 +356,14 @@ def test_an_answer_to_which_the_template_adds_an_empty_thinking_is_not_what_was_
     assert "<think></think>4<|im_end|>" in talk.text(prompt.tokens)
 
 
+def test_of_equal_calls_the_one_with_the_same_tools_is_extended() -> None:
+    talk = Talk()
+    _, sampled = talk.ask(QUESTION, "4", tools=(LOOK,))
+    talk.ask(QUESTION, "4", tools=(FIND,))
+    prompt, _ = talk.ask([*QUESTION, sampled.message, user("more")], "5", tools=(LOOK,))
+    assert (prompt.extends, prompt.messages_extend) == ("call-0", "call-1")
+
+
 def test_a_stored_prompt_that_the_template_does_not_render_is_not_extended() -> None:
     """Such as one of a run with another template, or whose stored messages had a secret masked."""
     talk = Talk(forgets=True)
@@ -403,13 +411,14 @@ def test_several_calls_of_a_template_that_shows_one_stay_as_they_were_sampled() 
     [
         ("4", "4<|im_end|>\n<|im_start|>user"),
         ("<think>\nhm", "<think>\nhm\n</think>\n\n<|im_end|>\n<|im_start|>user"),
+        ("<think>\nhm<|im_end|>", "<think>\nhm<|im_end|>\n<|im_start|>user"),
         (CHATML.write(calls_look()).removesuffix("<|im_end|>"), "</tool_call><|im_end|>\n<|im_start|>user"),
     ],
 )
 def test_an_answer_that_was_cut_off_gets_the_end_that_it_lacks(said: str, wanted: str) -> None:
     talk = Talk(QWEN3)
     _, sampled = talk.ask(QUESTION, Turn(text=said, finish_reason="length"), tools=(LOOK,))
-    assert sampled.finish_reason == "length"
+    assert sampled.finish_reason == ("stop" if said.endswith("<|im_end|>") else "length")
     following = results(sampled.message) or [Message(role="tool", content="Briefer.")]
     prompt, _ = talk.ask([*QUESTION, sampled.message, *following], "4", tools=(LOOK,))
     assert prompt.extends == "call-0"
@@ -512,6 +521,12 @@ def test_an_answer_is_told_apart_into_text_thinking_and_calls(
     assert (message.content, message.reasoning, sampled.finish_reason) == (content, reasoning, reason)
     assert [call.name for call in message.tool_calls] == names
     assert all(len(call.id) == 9 and call.id.isalnum() for call in message.tool_calls)
+
+
+def test_a_stop_text_ends_an_answer_with_special_tokens() -> None:
+    talk = Talk(ALL["short mistral"], name="short mistral")
+    _, sampled = talk.ask(QUESTION, "[TOOL_CALLS]no STOP at all", tools=(LOOK,), stop=("STOP",))
+    assert (sampled.message.content, sampled.text) == ("no ", "no ")
 
 
 def test_logprobs_come_with_the_text_of_each_token() -> None:
