@@ -30,7 +30,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -48,7 +48,13 @@ _ENGINE_S = 0.1
 _SYSTEM = "You are an agent that works in a folder."
 
 
-def main(peers: Path, quick: bool = False, rounds: int = 3, kills: int = 10) -> None:
+def main(
+    peers: Path,
+    quick: bool = False,
+    rounds: int = 3,
+    kills: int = 10,
+    only: Literal["speed", "lost", "kills"] | None = None,
+) -> None:
     """Print tables.
 
     Args:
@@ -56,16 +62,20 @@ def main(peers: Path, quick: bool = False, rounds: int = 3, kills: int = 10) -> 
         quick: Ask each gateway for a second, and kill it once, to check that the benchmark works.
         rounds: Number of times that each gateway's speed is measured; medians are printed.
         kills: Number of kills of each gateway that keeps calls.
+        only: The only table to make; none makes all.
     """
     gateways = [each for each in GATEWAYS if each.python(peers).exists()]
     for missing in set(GATEWAYS) - set(gateways):
         print(f"{missing.name} is left out: {missing.python(peers)} is missing", file=sys.stderr)
     seconds, rounds, kills = (1.0, 1, 1) if quick else (8.0, rounds, kills)
     with s3_server(0.0):
-        speed(peers, [DIRECT, *gateways], seconds, rounds)
         keeping = [each for each in gateways if each.kept is not None]
-        lost(peers, keeping)
-        killed(peers, keeping, kills)
+        if only in (None, "speed"):
+            speed(peers, [DIRECT, *gateways], seconds, rounds)
+        if only in (None, "lost"):
+            lost(peers, keeping)
+        if only in (None, "kills"):
+            killed(peers, keeping, kills)
 
 
 # --- Requests --------------------------------------------------------------------------------------------------------
@@ -260,7 +270,7 @@ def lost(peers: Path, gateways: Sequence[Gateway]) -> None:
             kept = gateway.kept(served, "tree")
             sampled = [logprob for line in log.read_text().splitlines() for logprob in json.loads(line)["logprobs"]]
             rows.append([gateway.name, *_accounts(sampled, kept)])
-    columns = ["", "sampled", "trained", "reported", "lost", "doubled", "trained, never sampled"]
+    columns = ["", "sampled", "trained", "reported", "lost", "doubled", "trained, never sampled", "rows reported"]
     print_table("gateway: tokens of one tree of calls", columns, rows)
 
 
@@ -278,7 +288,8 @@ def _accounts(sampled: Sequence[float], kept: Sequence[Kept]) -> list[str]:
         sum(max(0, trained[each] - 1) for each in known),
         len(trained.keys() - set(known)),
     )
-    return [f"{each:,}" for each in counts]
+    reasons = Counter(row.reason for row in kept if row.reason is not None)
+    return [*(f"{each:,}" for each in counts), ", ".join(f"{count} {reason}" for reason, count in reasons.items())]
 
 
 class _Tree:

@@ -7,7 +7,7 @@ missing is left out, and named:
     rllm-model-gateway==0.1.0             SQLite; by default it stores in a background task, after the answer
     openenv==0.10.0                       openenv.core.harness.capture; memory
     agentcore-rl-toolkit[gateway]==0.2.0  memory
-    litellm[proxy]                        a plain proxy, which keeps nothing
+    litellm[proxy]==1.108.7               a plain proxy, which keeps nothing
 
 nemo-gym 0.7.0 and agentlightning 1.0.2 want Python 3.12.
 """
@@ -242,7 +242,7 @@ def _rllm_gateway(name: str, keeps: str, **config: Any) -> Gateway:
     return Gateway(
         name=name,
         keeps=keeps,
-        environment="p-rllm-model-gateway",
+        environment="rllm-model-gateway",
         command=_rllm(config),
         path=path,
         kept=_kept_by_rllm,
@@ -278,7 +278,7 @@ def _kept_by_openenv(served: Served, session: str) -> list[Kept]:
 OPENENV = Gateway(
     name="openenv",
     keeps="memory",
-    environment="p-openenv",
+    environment="openenv",
     command=_openenv,
     kept=_kept_by_openenv,
 )
@@ -326,7 +326,7 @@ def _kept_by_agentcore(served: Served, session: str) -> list[Kept]:
 AGENTCORE = Gateway(
     name="agentcore-rl-toolkit",
     keeps="memory",
-    environment="p-agentcore-rl-toolkit",
+    environment="agentcore-rl-toolkit",
     command=_agentcore,
     kept=_kept_by_agentcore,
 )
@@ -347,6 +347,6 @@ def _litellm(start: Start) -> Sequence[str]:
     return [*program, "--config", str(path), "--host", "127.0.0.1", "--port", str(start.port)]
 
 
-LITELLM = Gateway(name="litellm", keeps="nothing", environment="p-litellm", command=_litellm)
+LITELLM = Gateway(name="litellm", keeps="nothing", environment="litellm", command=_litellm)
 
 GATEWAYS = (LUDIC, LUDIC_UPSTREAM, LUDIC_S3, RLLM_SYNC, RLLM, OPENENV, AGENTCORE, LITELLM)

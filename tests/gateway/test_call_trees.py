@@ -316,7 +316,10 @@ def grow_and_check(gateway: ServedGateway, steps: list[Any], dialects: list[str]
     episode.seal()
     assert episode.post(*chat_body([{"role": "user", "content": "1: text"}])).status_code == 409
     calls = read_calls(gateway.root, episode.episode_id, episode.attempt)
-    check_account(gateway.agent.engine.log[first:], [gateway.assembly(episode)], calls)
+    where = check_account(gateway.agent.engine.log[first:], [gateway.assembly(episode)], calls)
+    # Only requests that were sent more than once leave tokens untrained, and stop texts.
+    repeats = {step[0] for step in steps} & {"hang up", "twice", "cut", "at once"}
+    assert where.keys() <= {"trained", "undelivered"} | ({"retry", "unresolved"} if repeats else set())
 
 
 def tree_test(num_examples: int, num_steps: int) -> Any:
@@ -354,6 +357,6 @@ def test_a_request_that_is_sent_again_is_sampled_once(gateway: ServedGateway) ->
         ("twice with a key", 0, 0, "text"),
     ]
     grow_and_check(gateway, steps, ["chat"])
-    # Asked again with a higher retry count, and with the same key: one call each. What follows the stream that was cut is
+    # Asked again with a higher retry count, and with the same key: one call each. What follows the cut stream is
     # another request, which does not stream: two calls.
     assert len(gateway.agent.engine.log) - first == 5
