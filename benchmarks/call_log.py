@@ -37,7 +37,8 @@ def main(quick: bool = False) -> None:
         with tempfile.TemporaryDirectory() as folder:
             root = create_root(f"{folder}/run", RunConfig(model="tiny", env=("moar_cats",)))
             life = claim_life(root, lease_s=3600)
-            rows.append([str(num_clients), *asyncio.run(_run(root, life, num_clients, 64 if quick else min(4000, 100 * num_clients)))])
+            num_calls = 64 if quick else min(4000, 100 * num_clients)
+            rows.append([str(num_clients), *asyncio.run(_run(root, life, num_clients, num_calls))])
     columns = ("clients", "calls a second", "p50, ms", "p99, ms", "CPU a call, ms", "files", "loop late p99, ms")
     print_table("Calls that are stored before they are answered", columns, rows)
 
