@@ -256,7 +256,19 @@ def chain_digest_of(prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> s
     """Return the digest of all tokens of a call: SHA-256 of prompt and completion as int32, hexadecimal."""
     found = hashlib.sha256(np.ascontiguousarray(prompt_tokens, np.int32).tobytes())
     found.update(np.ascontiguousarray(response_tokens, np.int32).tobytes())
-    return f"{found.hexdigest()}"
+    return found.hexdigest()
+
+
+def chain_digests_of(calls: pa.Table) -> dict[str, str]:
+    """Return the digest of the tokens of each call that has some, by call_id. Raises as `whole_prompts` does."""
+    rows, prompts = _answered(calls), whole_prompts(calls)
+    sampled = values_of(_TOKENS["response_tokens"], rows["response_tokens"])
+    pairs = zip(rows["call_id"].to_pylist(), sampled, strict=True)
+    return {
+        call_id: chain_digest_of(prompts[call_id], each)
+        for call_id, each in pairs
+        if call_id in prompts and each is not None
+    }
 
 
 # --- Files ----------------------------------------------------------------------------------------------------
