@@ -410,7 +410,8 @@ class HeldEpisodes:
         self._sealed_keys[digest] = None
         if len(self._sealed_keys) > _MOST_SEALED_KEYS:
             oldest = next(iter(self._sealed_keys))
-            del self._sealed_keys[oldest], self._by_key[oldest]
+            del self._sealed_keys[oldest]
+            self._by_key.pop(oldest, None)
 
     def close(self) -> None:
         """End the threads."""
