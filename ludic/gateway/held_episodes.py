@@ -7,7 +7,6 @@ while it lives, calls are refused with its address. Only digests of keys are kep
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -40,8 +39,8 @@ from ludic.root import (
     Root,
     change_episode,
     claim_episode,
+    episode_claims,
     newest_episode_claim,
-    open_episodes_of,
     seal_episode,
     take_over,
 )
@@ -77,6 +76,7 @@ class Held:
     is_replay: bool = False
     is_sealing: bool = False
     reading: asyncio.Task[EpisodeCalls] | None = None
+    sealing: asyncio.Task[None] | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the claim is changed."""
 
@@ -102,10 +102,14 @@ class HeldEpisodes:
         self._held: dict[Name, Held] = {}
         self._by_key: dict[str, Name] = {}
         """By digest: of held episodes, of those of other lives, and of lately sealed ones."""
-        self._sealed_keys: deque[str] = deque()
+        self._sealed_keys: dict[str, None] = {}
+        """Digests of keys of sealed episodes, the oldest first."""
         self._others: dict[Name, EpisodeClaim] = {}
         """Open episodes of other lives, when the root was last read."""
+        self._sealed: set[Name] = set()
+        """Episodes that are known to be sealed, so that they are not read again."""
         self._taking: dict[Name, asyncio.Task[Held]] = {}
+        self._expiring: dict[Name, asyncio.Task[None]] = {}
         self._num_opening = 0
         self._next_load: asyncio.Task[None] | None = None
         self._loading = asyncio.Lock()
@@ -234,6 +238,8 @@ class HeldEpisodes:
         if name is None:
             raise refused("not_found", "no episode is named; use the address or the key of one")
         held = await self._take(name)
+        if key is not None and held.claim.key_digest != key_digest(key):  # a later start of the agent has another one
+            raise refused("wrong_key", "this API key is no longer that of its episode")
         held.check_open()
         return held
 
@@ -258,7 +264,8 @@ class HeldEpisodes:
             self._next_load = None  # what is asked for from now on may be newer than this reading
             began = time.monotonic()
             try:
-                claims = await self._threads.run(partial(open_episodes_of, self._root))
+                known = {*self._held, *self._sealed}
+                claims = await self._threads.run(partial(episode_claims, self._root, without=known))
             except LudicError as error:
                 logger.error("the episodes of other gateways could not be read: %s", error)
                 return
@@ -266,7 +273,10 @@ class HeldEpisodes:
                 ended = time.monotonic()
                 self._next_load_at = ended + (ended - began) / _LOAD_SHARE
         named = {(claim.episode_id, claim.attempt): claim for claim in claims}
-        self._others = {name: claim for name, claim in named.items() if name not in self._held}
+        self._sealed.update(name for name, claim in named.items() if claim.sealed_at is not None)
+        self._others = {
+            name: claim for name, claim in named.items() if name not in self._sealed and name not in self._held
+        }
         self._by_key.update({claim.key_digest: name for name, claim in self._others.items()})
 
     # --- Take over ---
@@ -349,7 +359,12 @@ class HeldEpisodes:
         if held is None or held.episode is not episode:
             return
         check_score(result)
-        held.is_sealing = True
+        if held.sealing is None or held.sealing.done():
+            held.sealing = asyncio.create_task(self._seal(held, result))
+        await asyncio.shield(held.sealing)
+
+    async def _seal(self, held: Held, result: EpisodeResult) -> None:
+        episode, held.is_sealing = held.episode, True
         try:
             if held.is_replay:  # calls that the agent's last run did not reach
                 (await self.calls(held)).end_replay()
@@ -365,6 +380,10 @@ class HeldEpisodes:
         self._remember_sealed(held.claim.key_digest, held.name)
 
     async def _changed(self, held: Held, *, is_end: bool = False, **values: Any) -> None:
+        """Store a claim with other values; also if the waiter is cancelled, so that what is held is what is stored."""
+        await asyncio.shield(asyncio.create_task(self._change(held, is_end=is_end, values=values)))
+
+    async def _change(self, held: Held, *, is_end: bool, values: dict[str, Any]) -> None:
         async with held.changing:
             if held.claim.sealed_at is not None:
                 return
@@ -387,9 +406,12 @@ class HeldEpisodes:
     def _remember_sealed(self, digest: str, name: Name) -> None:
         """Keep a key for the answer that its episode has ended."""
         self._by_key[digest] = name
-        self._sealed_keys.append(digest)
+        self._sealed.add(name)
+        self._sealed_keys[digest] = None
         if len(self._sealed_keys) > _MOST_SEALED_KEYS:
-            self._by_key.pop(self._sealed_keys.popleft(), None)
+            oldest = next(iter(self._sealed_keys))
+            del self._sealed_keys[oldest]
+            self._by_key.pop(oldest, None)
 
     def close(self) -> None:
         """End the threads."""
@@ -398,8 +420,9 @@ class HeldEpisodes:
     # --- Expire ---
 
     async def watch(self) -> None:
-        """Seal episodes that expire, also those of lives that have ended, until this is cancelled."""
-        await self._load()
+        """Seal episodes that expire until this is cancelled; a gateway with an address also those of ended lives."""
+        if self._life.record.address:
+            await self._load()
         while True:
             try:
                 await self._lives.look(claim.life for claim in self._others.values())
@@ -407,8 +430,9 @@ class HeldEpisodes:
                 logger.warning("lives of other gateways could not be read: %s", error)
             now = datetime.now(UTC)
             over = [name for name, claim in self._others.items() if _expires(claim, self._timeout_s) <= now]
-            for name in [*over, *(name for name, held in self._held.items() if held.episode.expires_at <= now)]:
-                await self._expire(name)
+            own = [held for held in self._held.values() if held.episode.expires_at <= now and not held.is_sealing]
+            for name in [*over, *(held.name for held in own)]:
+                self._expiring[name] = self._expiring.get(name) or asyncio.create_task(self._expire(name))
             await asyncio.sleep(WATCH_S)
 
     async def _expire(self, name: Name) -> None:
@@ -419,6 +443,8 @@ class HeldEpisodes:
         except LudicError as error:  # "stopping": later; else another gateway's, or sealed already
             if getattr(error, "reason", "stopping") != "stopping":
                 self._others.pop(name, None)
+        finally:
+            self._expiring.pop(name, None)
 
 
 _COUNTS = ("group_index", "group_size", "request_index")

@@ -283,13 +283,13 @@ def take_over(life: Life, claim: EpisodeClaim) -> EpisodeClaim | None:
     return mine
 
 
-def episode_claims(root: Root) -> list[EpisodeClaim]:
+def episode_claims(root: Root, *, without: Collection[tuple[str, int]] = ()) -> list[EpisodeClaim]:
     """Return the newest claim of each attempt at each episode, sorted by episode and attempt.
 
-    Raises SchemaError for a broken claim, StoreError.
+    without: attempts that are not read. Raises SchemaError for a broken claim, StoreError.
     """
     newest: dict[tuple[str, int], EpisodeClaimName] = {found[:2]: found for found in EPISODES.listed(root)}
-    return _read_all(root, list(newest.values()))
+    return _read_all(root, [found for name, found in newest.items() if name not in without])
 
 
 def _read_all(root: Root, names: Sequence[EpisodeClaimName]) -> list[EpisodeClaim]:

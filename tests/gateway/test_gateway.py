@@ -258,12 +258,15 @@ async def test_sealing_waits_for_calls_in_flight_and_refuses_new_ones(root: Root
         call = asyncio.create_task(ask(gateway, episode, "hi"))
         await asyncio.sleep(0.01)
         seal = asyncio.create_task(gateway.seal(episode, EpisodeResult(outcome="failed", error="it gave up")))
+        gone = asyncio.create_task(gateway.seal(episode))
         await asyncio.sleep(0.01)
+        gone.cancel()
         assert (await refusal(ask(gateway, episode, "more"))).reason == "sealed"
         assert (await call).message.content == "well"
         await seal
         assert gateway.num_open == 0
         assert gateway.counts(episode).num_calls == 1
+        assert newest_episode_claim(root, episode.episode_id, 1).error == "it gave up"
 
 
 @in_loop
@@ -327,7 +330,7 @@ async def test_episodes_expire_also_those_of_a_gateway_that_has_ended(root: Root
     monkeypatch.setattr("ludic.gateway.held_episodes.WATCH_S", 0.02)
     async with serving(root) as gateway:
         await gateway.open_episode(episode_id="one", timeout_s=0.1)
-    async with serving(root) as gateway:
+    async with serving(root, address="http://two") as gateway:
         await gateway.open_episode(episode_id="two", timeout_s=0.1)
         await asyncio.sleep(0.3)
         assert gateway.num_open == 0
