@@ -628,7 +628,7 @@ def test_a_forward_pass_repeats_the_logprobs_of_a_conversation_with_a_real_model
     folder = str(tmp_path)
     write_model(folder, chat_tokenizer(), seed=1, hidden_size=64, num_layers=2, initializer_range=0.3)
     engine, tokenizer = TransformersEngine(folder, device="cpu", version=1), chat_tokenizer()
-    backend = make_backend(engine, tokenizer)
+    backend = make_backend(engine, tokenizer, keep_thinking=True)  # the model samples "</think>", too
     calls: list[StoredCall] = []
     messages: tuple[Message, ...] = (user("2 + 2?"),)
     for number in range(4):
