@@ -107,7 +107,9 @@ class EngineBackend:
         prompt: Prompt | None = None
         if base is not None:
             num_new = sum(len(each.content) for each in request.messages[len(base.messages) + 1 :])
-            prompt = await self._beside(num_new, partial(self._prompts.extended, request, base, with_tokens, earlier))
+            prompt = await self._beside(
+                num_new, partial(self._prompts.extended, request, base, known, with_tokens, earlier)
+            )
         if prompt is None:
             num_characters = sum(len(each.content) for each in request.messages)
             prompt = await self._beside(num_characters, partial(self._prompts.whole, request, known, earlier))

@@ -7,7 +7,6 @@ while it lives, calls are refused with its address. Only digests of keys are kep
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -103,7 +102,8 @@ class HeldEpisodes:
         self._held: dict[Name, Held] = {}
         self._by_key: dict[str, Name] = {}
         """By digest: of held episodes, of those of other lives, and of lately sealed ones."""
-        self._sealed_keys: deque[str] = deque()
+        self._sealed_keys: dict[str, None] = {}
+        """Digests of keys of sealed episodes, the oldest first."""
         self._others: dict[Name, EpisodeClaim] = {}
         """Open episodes of other lives, when the root was last read."""
         self._sealed: set[Name] = set()
@@ -407,9 +407,11 @@ class HeldEpisodes:
         """Keep a key for the answer that its episode has ended."""
         self._by_key[digest] = name
         self._sealed.add(name)
-        self._sealed_keys.append(digest)
+        self._sealed_keys[digest] = None
         if len(self._sealed_keys) > _MOST_SEALED_KEYS:
-            self._by_key.pop(self._sealed_keys.popleft(), None)
+            oldest = next(iter(self._sealed_keys))
+            del self._sealed_keys[oldest]
+            self._by_key.pop(oldest, None)
 
     def close(self) -> None:
         """End the threads."""
