@@ -173,7 +173,7 @@ class Agents:
     def branch(self, index: int, at: int, kind: str) -> int:
         """Begin another conversation behind an earlier answer of one."""
         dialect, said = self.conversations[index]
-        ends = [place + 1 for place, message in enumerate(said) if message["role"] == "assistant"] or [1]
+        ends = [place + 1 for place, message in enumerate(said) if message["role"] == "assistant"] or [2]
         self.conversations.append((dialect, [*said[: ends[at % len(ends)]]]))
         return self._go_on(len(self.conversations) - 1, kind)
 
