@@ -137,7 +137,7 @@ def draw(curves: Mapping[tuple[str, str], Sequence[tuple[int, float]]]) -> Figur
         axes.set(xlabel="policy version (gradient steps since the start)", ylabel="mean reward of an episode")
         axes.set_title(title, fontsize="medium")
         axes.grid(alpha=0.3)
-        axes.legend(loc="lower right")
+        axes.legend(loc="upper left")
     return figure
 
 

@@ -40,9 +40,11 @@ PRELOADED = [
     "ludic.gateway.server",
     "httpx2",
     "transformers",
-    "benchmarks.killed_agents",
+    "ludic.models",
+    "ludic.root.weights",
+    "benchmarks.measure",
 ]
-"""Modules of a worker, imported once and not by each life. This one too: a new process runs its imports again."""
+"""Modules of a worker, and those of this file, which a new process runs again: imported once, and not by each life."""
 AGENT = f"""
 import httpx2
 
