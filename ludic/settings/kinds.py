@@ -329,6 +329,8 @@ EXPORTER = Kind(
         "iceberg": "ludic.adapters.exports.tables:iceberg",
         "jsonl": "ludic.adapters.exports.text:export_text",
         "inspect": "ludic.adapters.exports.inspect_logs:inspect",
+        "atif": "ludic.adapters.exports.trajectories:atif",
+        "chat": "ludic.adapters.exports.trajectories:chat",
     },
     entry_points="ludic.exporters",
 )
@@ -348,7 +350,7 @@ FORMAT = Kind(
     role="format",
     built_in={
         name: f"ludic.adapters.imports.formats:{name.upper().replace('-', '_')}"
-        for name in ("art", "inspect", "jsonl", "lighteval", "lm-eval", "prime-rl", "skyrl", "trl", "verl")
+        for name in ("art", "atif", "inspect", "jsonl", "lighteval", "lm-eval", "prime-rl", "skyrl", "trl", "verl")
     },
     entry_points="ludic.formats",
     own=(_FUNCTION,),

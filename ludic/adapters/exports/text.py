@@ -48,15 +48,15 @@ def export_text(
 
     target: a file that does not exist, or an open binary file; None is stdout.
     """
-    sink = _new_sink(target)
+    sink = new_sink(target)
     if sql is not None:
         with open_result([root], sql, rows_a_batch=_ROWS_A_BATCH) as result:
             return _write(result.schema.names, plain_rows(result), sink)
-    result = whole_rows(root, table, _matching(root, table, where))
+    result = whole_rows(root, table, matching_ids(root, table, where))
     return _write(result.schema.names, _resolved_rows(result), sink)
 
 
-def _new_sink(target: str | BinaryIO | None) -> Path | BinaryIO:
+def new_sink(target: str | BinaryIO | None) -> Path | BinaryIO:
     """Return the open file to write to, or the path of a file that does not exist."""
     if target is None:
         sys.stdout.flush()
@@ -71,7 +71,7 @@ def _new_sink(target: str | BinaryIO | None) -> Path | BinaryIO:
     return path
 
 
-def _matching(root: Root, table: Folder, where: str | None) -> set[str] | None:
+def matching_ids(root: Root, table: Folder, where: str | None) -> set[str] | None:
     """Return the ids of the rows that match `where`; None means all rows."""
     if where is None:
         return None
