@@ -149,12 +149,14 @@ class _Calls:
 def _own(rows: Sequence[Rollout]) -> Json:
     """Return the columns of an episode that only ludic has; those that differ are of its first row, or its last."""
     values = {name: getattr(rows[-1] if name in _OF_LAST else rows[0], name) for name in _COLUMNS}
+    values["policy_version"] = min(row.policy_version for row in rows)
+    values["policy_version_last"] = max(row.policy_version_last for row in rows)
     found = msgspec.to_builtins(values, enc_hook=dict)
     # Without a reward the components would be summed.
     return {name: value for name, value in found.items() if name == "episode_reward" or value not in (None, {})}
 
 
-_OF_LAST = ("policy_version_last", "finish_reason", "truncation_reason")
+_OF_LAST = ("finish_reason", "truncation_reason")
 
 
 def _capture(row: Rollout) -> Capture:
