@@ -1,5 +1,5 @@
 .PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect trl verifiers \
-	verifiers-v1 verifiers-legacy 8bit light unit integration faults readers trackers clusters soak durations mutants check format docs docs-serve \
+	verifiers-v1 verifiers-legacy 8bit light unit integration faults readers trackers clusters gateway-clients soak durations mutants check format docs docs-serve \
 	bench gpu notebooks clean collect
 .DEFAULT_GOAL := help
 PYTHON ?= python3
@@ -26,7 +26,7 @@ PROCESSES := $(shell expr $(CORES) \* 3 / 2)
 # Two processes a core: beside three, a tenth of two cores was idle.
 UNIT_PROCESSES = $(shell expr $(CORES) \* 2)
 UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(UNIT_PROCESSES) --dist worksteal $(WITHOUT_OTHERS)
-WITHOUT_OTHERS = $(foreach folder,$(WHOLE_RUNS) faults readers clusters,--ignore=tests/$(folder))
+WITHOUT_OTHERS = $(foreach folder,$(WHOLE_RUNS) faults readers clusters gateway_clients,--ignore=tests/$(folder))
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -97,7 +97,7 @@ inspect: .venv/inspect/installed  ## write and read logs of inspect_ai, with its
 trackers: .venv/trackers/installed  ## log a run to MLflow and Trackio on this machine, and read it back
 	OMP_NUM_THREADS=1 .venv/trackers/bin/python -m pytest $(TWICE) tests/adapters/test_local_trackers.py
 
-light: .venv/light/installed  ## run what needs no extra in an environment of the package alone
+light: .venv/light/installed  ## run what needs no torch, the gateway too, in an environment of the package alone
 	.venv/light/bin/pip install --quiet --no-deps --force-reinstall .
 	.venv/light/bin/python -m pytest $(TWICE) --confcutdir tests/light tests/light
 
@@ -119,6 +119,10 @@ verifiers-legacy: .venv/verifiers-legacy/installed
 
 clusters: .venv/clusters  ## a run on a Ray cluster that loses nodes
 	$(BIN)/python -m pytest $(TWICE) tests/clusters
+
+# Not part of test-all: it installs 1.5 GB, and needs node 20 and npm.
+gateway-clients: .venv/clients-openai3/installed .venv/clients-openai2/installed .venv/clients-node/installed  ## run real agents and SDKs through the gateway
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWICE) tests/gateway_clients
 
 durations:  ## list the files whose tests took longest in the last run of each target
 	$(BIN)/python .ci/durations.py
@@ -201,12 +205,27 @@ clean:  ## remove what the other targets made
 # A copy of the package, as others install it, which the target makes again. The S3 server of its tests runs in .venv.
 .venv/light/installed: .venv/installed
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --constraint constraints.txt '.[s3]' pytest pytest-rerunfailures pytest-timeout
+	$(@D)/bin/pip install --quiet --constraint constraints.txt '.[gateway,s3]' pytest pytest-rerunfailures pytest-timeout
 	touch $@
 
 # transformers imports torchao wherever it finds it, which takes a second of each start. It warns when it is compiled.
 .venv/8bit/installed: .venv/installed
 	$(BIN)/pip install --quiet --no-deps --compile --constraint constraints.txt --target .venv/8bit --upgrade torchao
+	touch $@
+
+# Agents and SDKs that know nothing of ludic, in environments without it.
+.venv/clients-openai3/installed: OVER = openai==3.57.0 anthropic==2.14.0 openai-agents==0.24.0 litellm==1.110.2 \
+	langgraph==1.2.24 langchain-openai==1.7.4 'pydantic-ai-slim[openai]==2.68.0' smolagents==1.26.0 mini-swe-agent==2.4.6
+.venv/clients-openai2/installed: OVER = openai==2.54.0
+.venv/clients-openai3/installed .venv/clients-openai2/installed: .venv/installed
+	$(PYTHON) -m venv --without-pip $(@D)
+	$(BIN)/pip --python $(@D)/bin/python install --quiet $(OVER)
+	touch $@
+
+.venv/clients-node/installed: .venv/installed
+	npm install --silent --no-audit --no-fund --prefix $(@D) @mariozechner/pi-coding-agent@0.73.1 @openai/codex@0.169.0 \
+		opencode-ai@1.18.33 @anthropic-ai/claude-code@2.1.197
+	node $(@D)/node_modules/@anthropic-ai/claude-code/install.cjs  # newer versions of npm do not run it
 	touch $@
 
 # mkdocs reads the package as text: the site needs these three packages, not ludic's own.

@@ -73,7 +73,7 @@ def _cats(root: Path, *, is_agent: bool, quick: bool) -> None:
 
 def _sums(folder: Path, *, is_agent: bool, quick: bool) -> None:
     """Warm up on demonstrations with the tools that the agent shows, then train online."""
-    num_problems = 20 if quick else calculator.NUM_PROBLEMS
+    num_problems = 100 if quick else calculator.NUM_PROBLEMS
     records = list(calculator.make_demonstrations(num_problems, calculator.PER_PROBLEM))
     if is_agent:
         tools = _tools_of(SUMS)

@@ -1,6 +1,6 @@
 """Compare ludic's gateway with others before one fake engine: calls a second, latency, lost tokens, kills.
 
-    python -m benchmarks.gateway --peers PEERS          # folders of environments, as benchmarks.gateway_peers names them
+    python -m benchmarks.gateway --peers PEERS     # folder of environments, as benchmarks.gateway_peers names them
 
 speed: 64 clients ask as fast as they are answered; every answer has 1,024 tokens (4 kB of int32) with logprobs, and an
 episode has eight calls. added: 8 clients, and an engine that takes 100 ms: what a gateway adds to the p50 and p99 of
@@ -30,15 +30,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from benchmarks.gateway_engine import MODEL
-from benchmarks.gateway_peers import DIRECT, PEERS, Gateway, Kept, Served, wait_for
+from benchmarks.gateway_peers import DIRECT, GATEWAYS, LUDIC, Gateway, Kept, Served, wait_for
 from benchmarks.measure import in_a_process, print_table
 from benchmarks.ports import free_port
+from benchmarks.s3_server import s3_server
 from ludic.settings import run_script
 
 _NUM_TOKENS = 1_024
@@ -47,7 +48,13 @@ _ENGINE_S = 0.1
 _SYSTEM = "You are an agent that works in a folder."
 
 
-def main(peers: Path, quick: bool = False, rounds: int = 3, kills: int = 10) -> None:
+def main(
+    peers: Path,
+    quick: bool = False,
+    rounds: int = 3,
+    kills: int = 10,
+    only: Literal["speed", "lost", "kills"] | None = None,
+) -> None:
     """Print tables.
 
     Args:
@@ -55,15 +62,20 @@ def main(peers: Path, quick: bool = False, rounds: int = 3, kills: int = 10) -> 
         quick: Ask each gateway for a second, and kill it once, to check that the benchmark works.
         rounds: Number of times that each gateway's speed is measured; medians are printed.
         kills: Number of kills of each gateway that keeps calls.
+        only: The only table to make; none makes all.
     """
     gateways = [each for each in GATEWAYS if each.python(peers).exists()]
     for missing in set(GATEWAYS) - set(gateways):
         print(f"{missing.name} is left out: {missing.python(peers)} is missing", file=sys.stderr)
     seconds, rounds, kills = (1.0, 1, 1) if quick else (8.0, rounds, kills)
-    speed(peers, [DIRECT, *gateways], seconds, rounds)
-    keeping = [each for each in gateways if each.kept is not None]
-    lost(peers, keeping)
-    killed(peers, keeping, kills)
+    with s3_server(0.0):
+        keeping = [each for each in gateways if each.kept is not None]
+        if only in (None, "speed"):
+            speed(peers, [DIRECT, *gateways], seconds, rounds)
+        if only in (None, "lost"):
+            lost(peers, keeping)
+        if only in (None, "kills"):
+            killed(peers, keeping, kills)
 
 
 # --- Requests --------------------------------------------------------------------------------------------------------
@@ -97,7 +109,7 @@ class Client:
         if self.writer is None:
             host = urlsplit(self.url)
             self.reader, self.writer = await asyncio.open_connection(host.hostname, host.port, limit=1 << 24)
-        head = f"POST {path} HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer {token}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: {urlsplit(self.url).netloc}\r\nAuthorization: Bearer {token}\r\n"
         self.writer.write(
             f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
         )
@@ -177,14 +189,20 @@ def speed(peers: Path, gateways: Sequence[Gateway], seconds: float, rounds: int)
             )
             for quantile in (0.5, 0.99)
         ]
-        ours = median(mine.rate / our.rate for mine, our in zip(loads, full[GATEWAYS[0].name], strict=True))
+        ours = median(mine.rate / our.rate for mine, our in zip(loads, full[LUDIC.name], strict=True))
         failed = sum((load.failed for load in (*loads, *late)), Counter[str]())
         rates = median(load.rate for load in loads)
         rows.append(
-            [gateway.name, gateway.keeps, f"{rates:,.0f}", f"{ours:.2f}x", *(f"{each:.1f} ms" for each in added)]
-            + [", ".join(f"{count} {what}" for what, count in failed.items()) or "0"]
+            [
+                gateway.name,
+                gateway.keeps,
+                f"{rates:,.0f}",
+                f"{ours:.2f}x",
+                *(f"{each:.1f} ms" for each in added),
+                ", ".join(f"{count} {what}" for what, count in failed.items()) or "0",
+            ]
         )
-    columns = ["", "keeps calls in", "calls/s", f"of {GATEWAYS[0].name}'s", "adds to p50", "adds to p99", "failed"]
+    columns = ["", "keeps calls in", "calls/s", "of ludic's", "adds to p50", "adds to p99", "failed"]
     print_table(f"gateway: answers of {_NUM_TOKENS:,} tokens", columns, rows)
 
 
@@ -194,7 +212,8 @@ def _measured(peers: Path, gateway: Gateway, num_clients: int, latency_s: float,
         args = ("--num-tokens", str(_NUM_TOKENS), "--latency-s", str(latency_s))
         url = stack.enter_context(engine(folder, *args))
         if gateway is not DIRECT:
-            url = stack.enter_context(gateway.serving(peers, url, folder, latency_s=latency_s)).url
+            own = {"num_tokens": _NUM_TOKENS, "latency_s": latency_s}
+            url = stack.enter_context(gateway.serving(peers, url, folder, **own)).url
         return in_a_process(_load, gateway.name, url, num_clients, seconds)
 
 
@@ -248,10 +267,11 @@ def lost(peers: Path, gateways: Sequence[Gateway]) -> None:
             asyncio.run(_Tree(gateway, served.url, "tree").grow())
             time.sleep(1)
             assert gateway.kept is not None
-            kept = gateway.kept(served.url, "tree")
+            kept = gateway.kept(served, "tree")
             sampled = [logprob for line in log.read_text().splitlines() for logprob in json.loads(line)["logprobs"]]
             rows.append([gateway.name, *_accounts(sampled, kept)])
-    columns = ["", "sampled", "trained", "reported", "lost", "doubled", "trained, never sampled"]
+            print("lost:", *rows[-1], file=sys.stderr)
+    columns = ["", "sampled", "trained", "reported", "lost", "doubled", "trained, never sampled", "rows reported"]
     print_table("gateway: tokens of one tree of calls", columns, rows)
 
 
@@ -269,7 +289,8 @@ def _accounts(sampled: Sequence[float], kept: Sequence[Kept]) -> list[str]:
         sum(max(0, trained[each] - 1) for each in known),
         len(trained.keys() - set(known)),
     )
-    return [f"{each:,}" for each in counts]
+    reasons = Counter(row.reason for row in kept if row.reason is not None)
+    return [*(f"{each:,}" for each in counts), ", ".join(f"{count} {reason}" for reason, count in reasons.items())]
 
 
 class _Tree:
@@ -353,17 +374,18 @@ def killed(peers: Path, gateways: Sequence[Gateway], kills: int) -> None:
                 with gateway.serving(peers, url, folder, latency_s=0.005, samples=log) as served:
                     seen += sum(answers.values())
                     gone += sum(
-                        max(0, count - _num_kept(gateway, served.url, session)) for session, count in answers.items()
+                        max(0, count - _num_kept(gateway, served, session)) for session, count in answers.items()
                     )
         rows.append([gateway.name, gateway.keeps, f"{kills}", f"{seen:,}", f"{gone:,}"])
+        print("kills:", *rows[-1], file=sys.stderr)
     print_table("gateway: kills", ["", "keeps calls in", "kills", "answers seen", "of them gone"], rows)
 
 
-def _num_kept(gateway: Gateway, url: str, session: str) -> int:
+def _num_kept(gateway: Gateway, served: Served, session: str) -> int:
     """Return the number of calls of a session that a gateway still has; each is a row, since none extends another."""
     assert gateway.kept is not None
     try:
-        return sum(len(row.logprobs) > 0 for row in gateway.kept(url, session))
+        return sum(len(row.logprobs) > 0 for row in gateway.kept(served, session))
     except OSError:
         return 0  # it no longer knows the session
 
@@ -390,8 +412,6 @@ async def _until_killed(gateway: Gateway, served: Served, chance: random.Random)
     await asyncio.gather(kill(), *map(ask, range(16)))
     return answers
 
-
-GATEWAYS = PEERS
 
 if __name__ == "__main__":
     run_script(main, description=__doc__)

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ class Server:
         completion = self.engine.fixed or self.engine.sample()
         borders = np.linspace(0, len(completion.tokens), _CHUNKS + 1, dtype=int)
         base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": MODEL}
-        for first, last in zip(borders, borders[1:], strict=False):
+        for first, last in pairwise(borders):
             delta = {"role": "assistant", "content": self._text(completion.tokens[first:last])}
             choice = {"index": 0, "delta": delta, "finish_reason": "stop" if last == borders[-1] else None}
             choice |= self._tokens(completion, first, last)

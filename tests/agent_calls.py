@@ -90,4 +90,3 @@ def store_episodes(root: Root, *episode_ids: str, num_calls: int = 3, seal: bool
         for claim in claims if seal else ():
             seal_episode(life, claim, end="complete", reward=0.5)
     return life.worker_id
-

@@ -5,6 +5,7 @@ A module of its own beside the tests, as lives.py is. A process says what was ac
 
 import asyncio
 import itertools
+import os
 import random
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -25,8 +26,9 @@ CALLS = 5
 """Calls of an episode."""
 
 
-def serve(says: Connection, url: str, lease_s: float = 12.0) -> None:
-    """Store calls until killed, or until the lease is lost."""
+def serve(says: Connection, environment: Mapping[str, str], url: str, lease_s: float) -> None:
+    """Store calls until killed, or until the lease is lost. environment: that of the fork server is older."""
+    os.environ.update(environment)
     root = Root.open(url, writable=True)
     with held_life(root, lease_s=lease_s) as life:
         try:

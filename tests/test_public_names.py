@@ -96,6 +96,17 @@ METHODS = {
     ],
     "expire": ["*break_resume", "*break_replay", "*dry_run", "*track", "**ExpiryRule"],
     "export": ["format", "out", "*track", "**ExportOptions"],
+    "gateway": [
+        "*engine",
+        "*device",
+        "*model",
+        "*stop",
+        "**GatewayProcess",
+        "**GatewaySettings",
+        "**HttpSettings",
+        "**UpstreamSettings",
+        "**EngineConfig",
+    ],
     "import_": [
         "files",
         "from_",

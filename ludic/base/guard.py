@@ -1,6 +1,6 @@
 """Run a command for another process, within limits, and leave none of its processes behind.
 
-A program of its own, with nothing but the standard library: `python -I -S guard.py LIMITS WORD...`. It ends all
+A program of its own, with nothing but the standard library: `python -I -S guard.py LIMITS INPUT WORD...`. It ends all
 processes of the command when the command ends, when its standard input is closed, as the kernel does if the process
 that started it dies, and on SIGTERM. On Linux it also ends those that have left the command's process group. Its exit
 code is the command's, or 128 + N for signal N, as a shell has it; 127 if the command can't be started.
@@ -20,8 +20,11 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NOT_STARTED = 127
 
 
-def main(limits: "dict[str, int]", words: "list[str]") -> int:
-    """Run the command and return the exit code. limits: by the end of the name of a resource, such as {"CPU": 60}."""
+def main(limits: "dict[str, int]", source: str, words: "list[str]") -> int:
+    """Run the command and return the exit code.
+
+    limits: by the end of the name of a resource, such as {"CPU": 60}. source: file that is its standard input.
+    """
     is_linux = sys.platform == "linux"
     if is_linux:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -34,7 +37,7 @@ def main(limits: "dict[str, int]", words: "list[str]") -> int:
         signal.signal(number, lambda *_: None)
     child = os.fork()
     if child == 0:
-        _become(limits, words, own if is_linux else None)
+        _become(limits, source, words, own if is_linux else None)
     with contextlib.suppress(OSError):  # by both, since either may run first; it fails once the command runs
         os.setpgid(child, child)
     code = _wait(child, woken)
@@ -46,7 +49,7 @@ def main(limits: "dict[str, int]", words: "list[str]") -> int:
     return code
 
 
-def _become(limits: "dict[str, int]", words: "list[str]", parent: "int | None") -> None:
+def _become(limits: "dict[str, int]", source: str, words: "list[str]", parent: "int | None") -> None:
     """Replace this process by the command."""
     try:
         os.setpgid(0, 0)
@@ -57,9 +60,9 @@ def _become(limits: "dict[str, int]", words: "list[str]", parent: "int | None") 
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+        file = os.open(source, os.O_RDONLY)
+        os.dup2(file, 0)
+        os.close(file)
         for name, most in limits.items():
             number = getattr(resource, f"RLIMIT_{name}")
             hard = resource.getrlimit(number)[1]
@@ -122,4 +125,4 @@ def _reap_others(child: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(json.loads(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -50,18 +50,22 @@ async def start_python_in_loop(
 
 
 async def start_guarded(
-    words: Sequence[str], folder: Path, environment: Mapping[str, str], limits: Mapping[str, int]
+    words: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    limits: Mapping[str, int],
+    source: Path = Path(os.devnull),
 ) -> "Process":
     """Start a command in the running event loop, below a process that ends all processes of the command with it.
 
     They also end when the standard input of the process is closed, and when this process dies. environment: all its
-    variables. limits: as of ludic.base.guard. Output and errors come from `stdout`; the exit code is 128 + N for signal
-    N, and 127 if the command can't be started.
+    variables. limits: as of ludic.base.guard. source: file that is the command's standard input. Output and errors come
+    from `stdout`; the exit code is 128 + N for signal N, and 127 if the command can't be started.
     """
     from asyncio.subprocess import PIPE, STDOUT
 
     guard = str(Path(__file__).with_name("guard.py"))
-    args = ["-I", "-S", guard, json.dumps(dict(limits)), *words]
+    args = ["-I", "-S", guard, json.dumps(dict(limits)), str(source), *words]
     options: dict[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": STDOUT, "start_new_session": True}
     return await start_python_in_loop(args, environment=environment, cwd=folder, **options)
 

@@ -40,7 +40,16 @@ from ludic.eval.plan import (
 from ludic.eval.suite import labelled
 from ludic.models import load_tokenizer
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
-from ludic.rollouts import EngineCalls, FailureLog, Finished, RunEpisode, Scheduler, episodes_of_run, open_code
+from ludic.rollouts import (
+    EngineCalls,
+    FailureLog,
+    Finished,
+    RunEpisode,
+    Scheduler,
+    episodes_of_run,
+    most_in_flight,
+    open_code,
+)
 from ludic.rollouts import opened as opened_episodes
 from ludic.root import EvaluationRecord, Root, is_questions
 from ludic.root.rows import (
@@ -106,8 +115,10 @@ def evaluate(
         _check_weights(root, chosen, everything)
     for each in everything:
         put_evaluation(root, each.evaluation)
+    limits = [most for each in everything if (most := most_in_flight(each.plan.run)) is not None]
+    in_flight = first.in_flight or min(limits, default=None)
     with _Weights(root, make_engine, model) as weights, BlockClaims(root) as claims:
-        sampler = _Sampler(root, everything, weights, claims, stop, in_flight=first.in_flight, report=report)
+        sampler = _Sampler(root, everything, weights, claims, stop, in_flight=in_flight, report=report)
         if versions is None:
             # A process waits for the blocks of others only when no version has a block left to begin.
             for version in chosen:

@@ -27,8 +27,8 @@ class AnswerReader:
         self._tokenizer, self._format = agent.tokenizer, agent.tool_format
         added = {token for token, each in self._tokenizer.added_tokens_decoder.items() if each.special}
         named = {self._tokenizer.convert_tokens_to_ids(name) for name in self._tokenizer.all_special_tokens}
-        self.special_tokens = np.array(sorted({*added, *named} - {None}), np.int32)
-        """(n,) int32, ascending: tokens that are in no text."""
+        self.special_tokens = frozenset({*added, *named} - {None})
+        """Tokens that are in no text."""
 
     def stop_tokens(self, stop: Sequence[str]) -> dict[int, str]:
         """Return those stop texts that are one token, by token: the engine can stop at them."""
@@ -54,14 +54,15 @@ class AnswerReader:
             text=said.text,
             completion=said.completion,
             undelivered=said.undelivered,
-            token_texts=self._token_texts(said.completion) if request.asks_logprobs else None,
+            token_texts=self.token_texts(said.completion) if request.asks_logprobs else None,
         )
 
-    def _token_texts(self, completion: Completion) -> tuple[str, ...]:
+    def token_texts(self, completion: Completion) -> tuple[str, ...]:
+        """Return the text of each token."""
         return tuple(self._tokenizer.decode([token]) for token in completion.tokens.tolist())
 
     def _message(self, request: CallRequest, prompt_tokens: np.ndarray, said: "_Said", seed: int) -> Message:
-        has_marks = bool(np.isin(said.completion.tokens[:-1], self.special_tokens).any())
+        has_marks = not self.special_tokens.isdisjoint(said.completion.tokens[:-1].tolist())
         text = self._marked_text(said) if has_marks else said.text
         is_thinking = begins_thinking(self._tokenizer.decode(prompt_tokens[-_OPENING_TOKENS:].tolist()))
         thinking, content = split_thinking(text, is_thinking=is_thinking)
@@ -80,7 +81,7 @@ class AnswerReader:
     def _marked_text(self, said: "_Said") -> str:
         """Return the text with the names of special tokens, by which some model families mark tool calls."""
         tokens = said.completion.tokens
-        has_end = bool(np.isin(tokens[-1], self.special_tokens))
+        has_end = int(tokens[-1]) in self.special_tokens
         text: str = self._tokenizer.decode(tokens[: -1 if has_end else None].tolist())
         return text.rpartition(said.stop)[0] if said.stop is not None and said.stop in text else text
 

@@ -19,7 +19,7 @@ import hmac
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from ludic.base import host_of, mask
 from ludic.base.masking import SECRET_NAME
@@ -43,9 +44,6 @@ from ludic.root import EPISODE
 
 logger = logging.getLogger(__name__)
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
 
 _JSON = "application/json"
@@ -184,16 +182,18 @@ class GatewayApp:
             episode = await self._episode(request, asked)
             body = await self._body(request, asked)
             call = module.read(body, lenient=self._gateway.settings.lenient, names=self._model_names)
+            # Only a call that can be read opens an episode.
+            episode = episode or await self._named(asked, opens=True)
             caller = _caller(request, asked.path, body)
             if not call.stream:
                 done = await self._gateway.call(episode, call, caller)
-                return self._held(asked, Response(module.response(done, call), media_type=_JSON))
+                return self._held(asked, _Answer(module.response(done, call), media_type=_JSON))
             task = asyncio.ensure_future(self._gateway.call(episode, call, caller))
             await asyncio.wait((task,), timeout=self._http.open_stream_after_s)
             if not task.done():
                 return _HeldBackStream(task, call, module, self._http.keep_alive_s)
             events = b"".join(module.stream(task.result(), call))
-            return self._held(asked, Response(events, media_type=_EVENTS, headers=_UNCACHED))
+            return self._held(asked, _Answer(events, media_type=_EVENTS, headers=_UNCACHED))
 
         return answer
 
@@ -249,12 +249,13 @@ class GatewayApp:
 
     async def _score(self, request: Request) -> Response:
         asked: _Asked = request.scope["asked"]
-        try:
-            episode = await self._episode(request, asked)
-        except RefusedCallError as error:
-            if error.reason != "sealed" or not self._is_own(_key(request)):
-                raise
-            episode = None
+        episode = await self._episode(request, asked)
+        if episode is None:
+            try:
+                episode = await self._named(asked)
+            except RefusedCallError as error:
+                if error.reason != "sealed":
+                    raise
         given = _decode(await self._body(request, asked), _Score)
         values = {each.name: getattr(given, each.name) for each in fields(given)}
         if episode is not None:
@@ -267,7 +268,7 @@ class GatewayApp:
 
     async def _seal(self, request: Request) -> Response:
         asked: _Asked = request.scope["asked"]
-        episode = await self._episode(request, asked)
+        episode = await self._episode(request, asked) or await self._named(asked)
         body = await self._body(request, asked)
         result = _decode(body, EpisodeResult) if body.strip() else None
         await self._gateway.seal(episode, result)
@@ -285,21 +286,27 @@ class GatewayApp:
         if not self._is_own(key):
             await self._gateway.find(key, asked.episode_id, asked.attempt)
 
-    async def _episode(self, request: Request, asked: _Asked) -> OpenEpisode:
-        """Return the open episode of a request. With the gateway's own key, its first request opens it."""
+    async def _episode(self, request: Request, asked: _Asked) -> OpenEpisode | None:
+        """Return the open episode of a request's key; None for the gateway's own key, if the address names one."""
         key = _key(request)
         if not self._is_own(key):
             return await self._gateway.find(key, asked.episode_id, asked.attempt)
-        if asked.episode_id is None or asked.attempt is None:
+        if asked.episode_id is None:
             raise refused(
                 "wrong_key",
                 "the gateway's own key is for addresses that name an episode, such as /e/EPISODE/1/v1; "
                 "or use the key of an episode, which POST /episodes returns",
             )
+        return None
+
+    async def _named(self, asked: _Asked, *, opens: bool = False) -> OpenEpisode:
+        """Return the open episode of an address, by the gateway's own key. opens: one that does not exist is opened."""
+        assert asked.episode_id is not None, "the address names an episode"
+        assert asked.attempt is not None, "with its attempt"
         try:
             return await self._gateway.find(None, asked.episode_id, asked.attempt)
         except RefusedCallError as error:
-            if error.reason != "not_found":
+            if error.reason != "not_found" or not opens:
                 raise
         return await self._opened(asked.episode_id, asked.attempt)
 
@@ -348,6 +355,20 @@ class GatewayApp:
         return response
 
 
+class _Answer(Response):
+    """An answer that is sent when the client has read nearly all of it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await _send_all(send, self.body)
+
+
+async def _send_all(send: Send, body: bytes | memoryview) -> None:
+    """Send a body; returns when the client has read it but for some kilobytes."""
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})  # waits for room
+
+
 class _HeldBackStream(Response):
     """A stream that opens before the answer is complete."""
 
@@ -367,7 +388,7 @@ class _HeldBackStream(Response):
             events = b"".join(self._module.stream(self._task.result(), self._call))
         except Exception as error:
             events = self._module.stream_error(_as_refusal(error))
-        await send({"type": "http.response.body", "body": events})
+        await _send_all(send, events)
 
 
 _UNCACHED = {"cache-control": "no-store"}

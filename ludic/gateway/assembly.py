@@ -464,7 +464,9 @@ class _Stitcher:
         if self._episode.result.scored_call_id is not None:
             return self._episode.result.scored_call_id
         answered = [call for planned, call in self._planned if planned.reason in (None, "unresolved")]
-        last = max(answered, key=lambda call: (call.values["ended_at"], call.number), default=None)
+        last = max(
+            answered, key=lambda call: (call.values["ended_at"] or call.values["created_at"], call.number), default=None
+        )
         return None if last is None else last.call_id
 
     def _known(self) -> ReadCall | None:

@@ -290,7 +290,7 @@ def _completion(row: Row) -> Completion | None:
         tokens=np.asarray(row["response_tokens"], np.int32),
         finish_reason="length" if row["finish_reason"] == "length" else "stop",
         weight_versions=tuple(WeightSpan(**each) for each in row["weight_versions"]),
-        columns={},
+        columns={"response_logprobs": np.asarray(row["response_logprobs"], np.float32)},
     )
 
 

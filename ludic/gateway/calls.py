@@ -231,6 +231,10 @@ class Backend(Protocol):
         """Sample the answer. params: of the run, shortened by the client. Raises RefusedCallError, EngineError."""
         ...
 
+    def token_texts(self, completion: Completion) -> tuple[str, ...] | None:
+        """Return the text of each token of a completion; None if the backend has no tokenizer."""
+        ...
+
     async def count(self, request: CallRequest) -> int:
         """Return the number of prompt tokens of a call that extends no other. Raises RefusedCallError, also if only the
         answer of an upstream server tells them."""

@@ -4,20 +4,24 @@ Prompts are made by ludic.gateway.prompts, answers by ludic.gateway.answers. Rai
 that the chat template refuses, and for a prompt that does not fit the model's context.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from ludic.agents import Agent, beside
-from ludic.engines import GenerationRequest, SamplingParams, check_completion
+from ludic.engines import Completion, GenerationRequest, SamplingParams, check_completion
 from ludic.errors import ModelError
 from ludic.gateway.answers import AnswerReader
 from ludic.gateway.calls import CallRequest, Prompt, Sampled, StoredCall, refused
-from ludic.gateway.matching import Conversation, tools_digest
+from ludic.gateway.matching import SentMessages, tools_digest
 from ludic.gateway.prompts import PromptMaker, begins, num_tokens
+
+T = TypeVar("T")
+_CHARACTERS_A_TOKEN = 4
+"""About as many in English."""
 
 
 class EngineBackend:
@@ -65,7 +69,12 @@ class EngineBackend:
         generation = GenerationRequest(prompt_tokens=prompt.tokens, params=params, seed=seed)
         completion = await engine.generate(generation)
         check_completion(engine.name, generation, completion, self._agent.vocab_size)
-        return self._answers.read(request, prompt.tokens, completion, seed)
+        read = partial(self._answers.read, request, prompt.tokens, completion, seed)
+        return await beside(self._tokenizer, _CHARACTERS_A_TOKEN * len(completion.tokens), read)
+
+    def token_texts(self, completion: Completion) -> tuple[str, ...]:
+        """Return the text of each token of a completion."""
+        return self._answers.token_texts(completion)
 
     async def count(self, request: CallRequest) -> int:
         """Return the number of prompt tokens of a call that extends no other. Raises RefusedCallError."""
@@ -91,14 +100,16 @@ class EngineBackend:
         return Prompt(tokens=tokens, extends=None if base is None else base.call_id, made="given")
 
     async def _of_messages(self, request: CallRequest, earlier: Sequence[StoredCall]) -> Prompt:
-        conversation = Conversation(request.messages)
+        conversation = SentMessages(request.messages)
         known = conversation.longest_known(earlier)
         with_tokens = self._with_same_tools(request, earlier)
         base = known if known in with_tokens else conversation.longest_known(with_tokens)
-        prompt = None
+        prompt: Prompt | None = None
         if base is not None:
             num_new = sum(len(each.content) for each in request.messages[len(base.messages) + 1 :])
-            prompt = await self._beside(num_new, partial(self._prompts.extended, request, base, with_tokens, earlier))
+            prompt = await self._beside(
+                num_new, partial(self._prompts.extended, request, base, known, with_tokens, earlier)
+            )
         if prompt is None:
             num_characters = sum(len(each.content) for each in request.messages)
             prompt = await self._beside(num_characters, partial(self._prompts.whole, request, known, earlier))
@@ -106,7 +117,7 @@ class EngineBackend:
             return prompt
         return replace(prompt, messages_extend=known.call_id, num_known_messages=len(known.messages) + 1)
 
-    async def _beside(self, num_characters: int, build: Any) -> Any:
+    async def _beside(self, num_characters: int, build: Callable[[], T]) -> T:
         try:
             return await beside(self._tokenizer, num_characters, build)
         except ModelError as error:

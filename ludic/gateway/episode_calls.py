@@ -8,6 +8,7 @@ import asyncio
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Literal
 
 import numpy as np
@@ -131,8 +132,7 @@ class EpisodeCalls:
         """
         same = [call for call in self._to_replay if call.request_digest == caller.request_digest]
         if not same:
-            self.left_behind += tuple(call.call_id for call in self._to_replay)
-            self._to_replay = []
+            self.end_replay()
             return None
         call = next((each for each in same if each.state == "stored"), same[0])
         self._to_replay.remove(call)
@@ -148,6 +148,11 @@ class EpisodeCalls:
                 replayed_tokens=self.counts.replayed_tokens + call.answer.completion_length,
             )
         return call
+
+    def end_replay(self) -> None:
+        """Leave behind what the agent did not ask for again."""
+        self.left_behind += tuple(call.call_id for call in self._to_replay)
+        self._to_replay = []
 
     def begin(self, caller: Caller, repeats: HeldCall | None) -> HeldCall:
         """Add a call that is sampled now. repeats: the failed or unfinished call that it repeats."""
@@ -201,7 +206,9 @@ class EpisodeCalls:
         for index, each in enumerate(message.tool_calls):
             name, count = each.id, 0
             while not name or name in self._tool_call_ids:
-                name, count = f"call_{call.number}_{index}" + (f"_{count}" if count else ""), count + 1
+                # Nine letters and digits, as Mistral's templates want them.
+                digest = blake2b(f"{call.number}/{index}/{count}".encode(), digest_size=4)
+                name, count = f"c{digest.hexdigest()}", count + 1
             self._tool_call_ids.add(name)
             calls.append(replace(each, id=name))
         return replace(message, tool_calls=tuple(calls))

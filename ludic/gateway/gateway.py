@@ -42,6 +42,9 @@ from ludic.settings import in_thread
 
 logger = logging.getLogger(__name__)
 
+_CALL_ID_LENGTH = 36
+"""Characters of a uuid, with which the ids of responses end."""
+
 
 class Gateway:
     """Answers the calls of the episodes that one life of a gateway holds.
@@ -163,16 +166,20 @@ class Gateway:
         correct: bool | None = None,
         scored_call_id: str | None = None,
     ) -> None:
-        """Store the score of an open episode; the newest one counts. Raises RefusedCallError."""
+        """Store the score of an open episode; the newest one counts. Raises RefusedCallError.
+
+        scored_call_id: id of the response whose answer was scored, or of its call.
+        """
         result = EpisodeResult(
             reward=reward,
             reward_components=reward_components or {},
             correct=correct,
-            scored_call_id=scored_call_id,
+            scored_call_id=scored_call_id and scored_call_id[-_CALL_ID_LENGTH:],
         )
         held = await self._episodes.of(episode)
-        if scored_call_id is not None and not (await self._episodes.calls(held)).has(scored_call_id):
-            raise refused("not_found", f"the episode has no call {scored_call_id[:100]!r}", field="scored_call_id")
+        call_id = result.scored_call_id
+        if call_id is not None and not (await self._episodes.calls(held)).has(call_id):
+            raise refused("not_found", f"the episode has no call {call_id!r}", field="scored_call_id")
         await self._episodes.score(held, result)
 
     async def score_sealed(self, episode_id: str, attempt: int, result: EpisodeResult) -> None:
@@ -199,6 +206,7 @@ class Gateway:
         self._is_stopping = True
         for task in self._background:
             task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         if self._working:
             _, left = await asyncio.wait(self._working, timeout=self.settings.drain_timeout_s)
             for call in left:
@@ -232,7 +240,15 @@ class Gateway:
         except FencedError as error:
             raise refused("stopping", one_line(error), retry_after_s=RETRY_S) from error
         call.was_answered = True
-        return answer
+        return self._with_logprobs(call, answer) if request.asks_logprobs and answer.token_texts is None else answer
+
+    def _with_logprobs(self, call: HeldCall, answer: Answer) -> Answer:
+        """Return the answer of a call of an earlier life with logprobs, if they were captured."""
+        completion = None if call.stored is None else call.stored.completion
+        if completion is None or "response_logprobs" not in completion.columns:
+            return answer
+        texts = self.backend.token_texts(completion)
+        return answer if texts is None else replace(answer, token_texts=texts, token_logprobs=completion.logprobs)
 
     def _start(self, work: Coroutine[Any, Any, Answer]) -> asyncio.Task[Answer]:
         """Start a task that goes on without its waiters."""

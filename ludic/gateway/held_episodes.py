@@ -7,11 +7,10 @@ while it lives, calls are refused with its address. Only digests of keys are kep
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +20,7 @@ from ludic.base import mask, storable
 from ludic.errors import ConfigError, FencedError, LudicError, NameTakenError, one_line
 from ludic.gateway.call_rows import held_calls, prompt_digests
 from ludic.gateway.calls import refused
-from ludic.gateway.episode_calls import EpisodeCalls
+from ludic.gateway.episode_calls import EpisodeCalls, HeldCall
 from ludic.gateway.episodes import (
     CallCounts,
     EpisodeFacts,
@@ -40,12 +39,12 @@ from ludic.root import (
     Root,
     change_episode,
     claim_episode,
+    episode_claims,
     newest_episode_claim,
-    open_episodes_of,
     seal_episode,
     take_over,
 )
-from ludic.root.rows import read_calls, read_prompt
+from ludic.root.rows import EarlierCalls, read_prompt
 from ludic.settings import SideThread
 
 logger = logging.getLogger(__name__)
@@ -58,7 +57,8 @@ RETRY_S = 1.0
 """Seconds after which a client should repeat a refused request that may succeed later."""
 _LOAD_SHARE = 0.1
 """Maximum share of the time in which the claims of other lives are read, whatever unknown keys are tried."""
-_WATCH_S = 2.0
+WATCH_S = 2.0
+"""Seconds between two looks for episodes that expire."""
 _MOST_SEALED_KEYS = 100_000
 _MOST_CHARACTERS = 10_000
 _MOST_IDLE_THREADS = 8
@@ -76,6 +76,7 @@ class Held:
     is_replay: bool = False
     is_sealing: bool = False
     reading: asyncio.Task[EpisodeCalls] | None = None
+    sealing: asyncio.Task[None] | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the claim is changed."""
 
@@ -101,15 +102,21 @@ class HeldEpisodes:
         self._held: dict[Name, Held] = {}
         self._by_key: dict[str, Name] = {}
         """By digest: of held episodes, of those of other lives, and of lately sealed ones."""
-        self._sealed_keys: deque[str] = deque()
+        self._sealed_keys: dict[str, None] = {}
+        """Digests of keys of sealed episodes, the oldest first."""
         self._others: dict[Name, EpisodeClaim] = {}
         """Open episodes of other lives, when the root was last read."""
+        self._sealed: set[Name] = set()
+        """Episodes that are known to be sealed, so that they are not read again."""
         self._taking: dict[Name, asyncio.Task[Held]] = {}
+        self._expiring: dict[Name, asyncio.Task[None]] = {}
         self._num_opening = 0
         self._next_load: asyncio.Task[None] | None = None
         self._loading = asyncio.Lock()
         self._next_load_at = 0.0
         """time.monotonic() from which on claims are read again."""
+        self._earlier = EarlierCalls(root, life.worker_id)
+        self._prompt = lru_cache(1024)(partial(read_prompt, root))
         self._threads = _Threads()
         self._lives = _OtherLives(root, self._threads)
 
@@ -231,6 +238,8 @@ class HeldEpisodes:
         if name is None:
             raise refused("not_found", "no episode is named; use the address or the key of one")
         held = await self._take(name)
+        if key is not None and held.claim.key_digest != key_digest(key):  # a later start of the agent has another one
+            raise refused("wrong_key", "this API key is no longer that of its episode")
         held.check_open()
         return held
 
@@ -255,7 +264,8 @@ class HeldEpisodes:
             self._next_load = None  # what is asked for from now on may be newer than this reading
             began = time.monotonic()
             try:
-                claims = await self._threads.run(partial(open_episodes_of, self._root))
+                known = {*self._held, *self._sealed}
+                claims = await self._threads.run(partial(episode_claims, self._root, without=known))
             except LudicError as error:
                 logger.error("the episodes of other gateways could not be read: %s", error)
                 return
@@ -263,7 +273,10 @@ class HeldEpisodes:
                 ended = time.monotonic()
                 self._next_load_at = ended + (ended - began) / _LOAD_SHARE
         named = {(claim.episode_id, claim.attempt): claim for claim in claims}
-        self._others = {name: claim for name, claim in named.items() if name not in self._held}
+        self._sealed.update(name for name, claim in named.items() if claim.sealed_at is not None)
+        self._others = {
+            name: claim for name, claim in named.items() if name not in self._sealed and name not in self._held
+        }
         self._by_key.update({claim.key_digest: name for name, claim in self._others.items()})
 
     # --- Take over ---
@@ -308,8 +321,8 @@ class HeldEpisodes:
         return held.calls
 
     async def _read_calls(self, held: Held) -> EpisodeCalls:
-        rows, prompts = await self._threads.run(partial(_stored_calls, self._root, *held.name))
-        found = [call for call in held_calls(rows, prompts) if call.call_id not in held.claim.left_behind]
+        rows, found = await self._threads.run(partial(self._stored_calls, *held.name))
+        found = [call for call in found if call.call_id not in held.claim.left_behind]
         held.calls = EpisodeCalls(found, is_replay=held.is_replay, rows=self._new_rows())
         held.episode.found_rows = rows if self._keeps_rows else None
         return held.calls
@@ -317,13 +330,23 @@ class HeldEpisodes:
     def _new_rows(self) -> list[Row] | None:
         return [] if self._keeps_rows else None
 
+    def _stored_calls(self, episode_id: str, attempt: int) -> tuple[pa.Table, list[HeldCall]]:
+        """Return the rows of an attempt, and its calls. Takes milliseconds."""
+        rows = self._earlier.read(episode_id, attempt)
+        return rows, held_calls(rows, {digest: self._prompt(digest) for digest in prompt_digests(rows)})
+
     # --- Change ---
 
     async def leave_behind(self, held: Held) -> None:
-        """Store which calls a replay did not reach."""
+        """Store which calls a replay did not reach, if it has ended."""
+        if values := self._left_behind(held):
+            await self._changed(held, **values)
+
+    @staticmethod
+    def _left_behind(held: Held) -> dict[str, Any]:
         known = held.claim.left_behind
-        if held.calls is not None and (new := [each for each in held.calls.left_behind if each not in known]):
-            await self._changed(held, left_behind=[*known, *new])
+        new = [] if held.calls is None else [each for each in held.calls.left_behind if each not in known]
+        return {"left_behind": [*known, *new]} if new else {}
 
     async def score(self, held: Held, result: EpisodeResult) -> None:
         """Store the score of an open episode."""
@@ -336,10 +359,17 @@ class HeldEpisodes:
         if held is None or held.episode is not episode:
             return
         check_score(result)
-        held.is_sealing = True
+        if held.sealing is None or held.sealing.done():
+            held.sealing = asyncio.create_task(self._seal(held, result))
+        await asyncio.shield(held.sealing)
+
+    async def _seal(self, held: Held, result: EpisodeResult) -> None:
+        episode, held.is_sealing = held.episode, True
         try:
+            if held.is_replay:  # calls that the agent's last run did not reach
+                (await self.calls(held)).end_replay()
             await _ended(held.calls)
-            await self._changed(held, is_end=True, **_end(result))
+            await self._changed(held, is_end=True, **self._left_behind(held), **_end(result))
         except BaseException:
             held.is_sealing = False
             raise
@@ -350,6 +380,10 @@ class HeldEpisodes:
         self._remember_sealed(held.claim.key_digest, held.name)
 
     async def _changed(self, held: Held, *, is_end: bool = False, **values: Any) -> None:
+        """Store a claim with other values; also if the waiter is cancelled, so that what is held is what is stored."""
+        await asyncio.shield(asyncio.create_task(self._change(held, is_end=is_end, values=values)))
+
+    async def _change(self, held: Held, *, is_end: bool, values: dict[str, Any]) -> None:
         async with held.changing:
             if held.claim.sealed_at is not None:
                 return
@@ -372,9 +406,12 @@ class HeldEpisodes:
     def _remember_sealed(self, digest: str, name: Name) -> None:
         """Keep a key for the answer that its episode has ended."""
         self._by_key[digest] = name
-        self._sealed_keys.append(digest)
+        self._sealed.add(name)
+        self._sealed_keys[digest] = None
         if len(self._sealed_keys) > _MOST_SEALED_KEYS:
-            self._by_key.pop(self._sealed_keys.popleft(), None)
+            oldest = next(iter(self._sealed_keys))
+            del self._sealed_keys[oldest]
+            self._by_key.pop(oldest, None)
 
     def close(self) -> None:
         """End the threads."""
@@ -383,15 +420,20 @@ class HeldEpisodes:
     # --- Expire ---
 
     async def watch(self) -> None:
-        """Seal episodes that expire, also those of lives that have ended, until this is cancelled."""
-        await self._load()
+        """Seal episodes that expire until this is cancelled; a gateway with an address also those of ended lives."""
+        if self._life.record.address:
+            await self._load()
         while True:
+            try:
+                await self._lives.look(claim.life for claim in self._others.values())
+            except LudicError as error:
+                logger.warning("lives of other gateways could not be read: %s", error)
             now = datetime.now(UTC)
-            await self._lives.look(claim.life for claim in self._others.values())
             over = [name for name, claim in self._others.items() if _expires(claim, self._timeout_s) <= now]
-            for name in [*over, *(name for name, held in self._held.items() if held.episode.expires_at <= now)]:
-                await self._expire(name)
-            await asyncio.sleep(_WATCH_S)
+            own = [held for held in self._held.values() if held.episode.expires_at <= now and not held.is_sealing]
+            for name in [*over, *(held.name for held in own)]:
+                self._expiring[name] = self._expiring.get(name) or asyncio.create_task(self._expire(name))
+            await asyncio.sleep(WATCH_S)
 
     async def _expire(self, name: Name) -> None:
         try:
@@ -401,6 +443,8 @@ class HeldEpisodes:
         except LudicError as error:  # "stopping": later; else another gateway's, or sealed already
             if getattr(error, "reason", "stopping") != "stopping":
                 self._others.pop(name, None)
+        finally:
+            self._expiring.pop(name, None)
 
 
 _COUNTS = ("group_index", "group_size", "request_index")
@@ -466,12 +510,6 @@ class _OtherLives:
                 return record.address
             await asyncio.sleep(first.lease_s / _LOOKS_A_LEASE)
         return None
-
-
-def _stored_calls(root: Root, episode_id: str, attempt: int) -> tuple[pa.Table, dict[str, Any]]:
-    """Return the rows of an attempt, and the system messages that they name by digest."""
-    rows = read_calls(root, episode_id, attempt)
-    return rows, {digest: read_prompt(root, digest) for digest in prompt_digests(rows)}
 
 
 async def _ended(calls: EpisodeCalls | None) -> None:

@@ -52,7 +52,7 @@ def _parts(message: Message) -> tuple[str, str]:
     return (message.reasoning or thinking or "").strip(), content
 
 
-class Conversation:
+class SentMessages:
     """Messages of a call, digested once to be compared with those of earlier calls."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
@@ -85,9 +85,9 @@ class Conversation:
 
 
 def longest_known(messages: Sequence[Message], earlier: Iterable[StoredCall]) -> tuple[StoredCall, int] | None:
-    """Return the call that messages continue, as `Conversation.longest_known` does, and the number of known
+    """Return the call that messages continue, as `SentMessages.longest_known` does, and the number of known
     messages."""
-    known = Conversation(messages).longest_known(earlier)
+    known = SentMessages(messages).longest_known(earlier)
     return None if known is None else (known, len(known.messages) + 1)
 
 

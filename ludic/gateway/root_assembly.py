@@ -42,6 +42,8 @@ POSTED_VERSION = hashlib.sha256(POSTED.encode()).hexdigest()[:16]
 """Version of the scorer of posted scores; one for all, so that groups are not mixed: the first score counts."""
 ASSEMBLER = "ludic assemble"
 """Address of the life that seals episodes, for it is no worker's."""
+OWN_FACTS = frozenset({"wanted", "example_columns", "extra"})
+"""Columns of its rows that a claim may set by `facts`."""
 _EPISODES_A_PLAN = 256
 
 
@@ -77,7 +79,7 @@ def assemble_root(
     left: dict[str, str] = {}
     sealed = {claim.episode_id: claim for claim in _over(root, list(newest.values()), left, is_own=into is None)}
     known = _episodes_with_rows(target, list(sealed))
-    fresh = [claim for claim in sealed.values() if claim.episode_id not in known]
+    fresh = [claim for claim in sealed.values() if claim.episode_id not in known and _has_sound_facts(claim, left)]
     groups = list(_whole_groups(fresh, [*newest.values()], left))
     counts: Counter[str] = Counter()
     num_rollouts = num_groups = num_episodes = 0
@@ -162,6 +164,14 @@ def _over(root: Root, claims: Sequence[EpisodeClaim], left: dict[str, str], *, i
                     left[claim.episode_id] = "was taken over by another gateway"
                 else:
                     yield seal_episode(life, mine, end="complete")
+
+
+def _has_sound_facts(claim: EpisodeClaim, left: dict[str, str]) -> bool:
+    """Return whether a claim names only columns that it may set; note it in `left` if not."""
+    others = sorted(claim.facts.keys() - OWN_FACTS)
+    if others:
+        left[claim.episode_id] = f"its claim sets {', '.join(others)[:200]}; it may set {', '.join(sorted(OWN_FACTS))}"
+    return not others
 
 
 def _whole_groups(
@@ -311,8 +321,14 @@ def post_score(life: Life, episode_id: str, attempt: int, result: EpisodeResult)
 
 
 _UNSCORED = """
-select rollouts.rollout_id, rollouts.episode_id
-from rollouts
+with rows_of as (
+    select rollout_id, episode_id, error, episode_reward from rollouts
+    union all
+    select rollout_id, episode_id, error, episode_reward from evals
+)
+
+select rollout_id, episode_id
+from rows_of
 inner join posted using (episode_id)
 anti join (select rollout_id from all_scores where scorer = $scorer) as scored using (rollout_id)
 where error is null and episode_reward is distinct from posted.reward

@@ -29,6 +29,8 @@ _SEND_BUFFER = 128 << 10
 5,000 clients that read slowly."""
 _LAST_BYTES_S = 10.0
 """Seconds until a connection is cut that was closed and whose client does not read its last bytes."""
+_FRAMES = 1 << 20
+"""Bytes of a body's chunks and trailers beside its content."""
 _TOO_LONG = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: 39\r\nconnection: close\r\n\r\nthe headers of the request are too long"
@@ -56,7 +58,8 @@ async def running(
         allow_many_files()
         # On an address that other machines reach, only the key protects: names of clusters and proxies are many.
         names = host_names(host, http.host_names) if host in LOCAL_HOSTS else None
-        server = _Server(make_app(gateway, http, own_key_digest=own_key_digest, names=names), http)
+        app = make_app(gateway, http, own_key_digest=own_key_digest, names=names)
+        server = _Server(app, http, gateway.settings.max_body_bytes)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             while not server.started and not task.done():
@@ -92,9 +95,10 @@ def allow_many_files() -> None:
 class _Server(uvicorn.Server):
     """uvicorn's server without its handlers of signals."""
 
-    def __init__(self, app: Any, http: HttpSettings) -> None:
+    def __init__(self, app: Any, http: HttpSettings, max_body_bytes: int) -> None:
         # A subclass of its own, since uvicorn makes the protocols itself.
-        protocol = type("GatewayProtocol", (_Protocol,), {"http": http})
+        most = 2 * max_body_bytes + _FRAMES
+        protocol = type("GatewayProtocol", (_Protocol,), {"http": http, "most_body_bytes": most})
         config = uvicorn.Config(
             app,
             http=protocol,
@@ -121,12 +125,15 @@ class _Protocol(HttpToolsProtocol):
     """A connection with limits of headers and time."""
 
     http: HttpSettings
+    most_body_bytes: int
+    """Bytes behind the headers of a request at which the connection is cut, also while they are dropped."""
     _timer: asyncio.TimerHandle | None = None
     """Cuts the connection unless the headers of a request, and its body, come in time."""
     _reading: asyncio.TimerHandle | None = None
     """Cuts it unless the client reads."""
     _is_in_headers = True
     _header_bytes = 0
+    _body_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -147,10 +154,19 @@ class _Protocol(HttpToolsProtocol):
             if self._header_bytes == 0:
                 self._wait(self.http.receive_within_s)
             self._header_bytes += len(data)
+        else:
+            self._body_bytes += len(data)
+            if self._body_bytes > self.most_body_bytes:
+                self.transport.abort()
+                return
         super().data_received(data)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_headers:  # trailers are dropped
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._is_in_headers, self._header_bytes = False, 0
+        self._is_in_headers, self._header_bytes, self._body_bytes = False, 0, 0
         # The application limits the time of the body. After a refusal, what is left of it is read and dropped.
         self._wait(2 * self.http.receive_within_s)
         super().on_headers_complete()

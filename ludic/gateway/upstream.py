@@ -147,6 +147,9 @@ class UpstreamBackend:
             raise _refusal(answer)
         return _sampled(answer, prompt, params)
 
+    def token_texts(self, completion: Completion) -> None:
+        """Return None: only the server has the tokenizer."""
+
     async def count(self, request: CallRequest) -> int:
         """Raise RefusedCallError: the server counts the tokens of a prompt with its answer alone."""
         raise refused("not_found", "an upstream server tells the number of prompt tokens with its answer alone")

@@ -15,6 +15,8 @@ A minor version adds nullable columns, or renames one: older files read under th
 major version. Elements of lists and values of maps are never null. Fields of structs follow their column, as
 `column[].field`.
 
+The table calls includes the arrays of rollouts that the sampler sets, so a new one of these is also in calls.
+
 A run may declare columns of its own for rollouts, `x_` and a name, in `extra_columns` of `run.json`; they come last,
 any may be null, and their types are string, int64, double, bool and lists of these.
 

@@ -8,6 +8,7 @@ from .metrics import mean_reward as mean_reward
 from .metrics import stream_metrics as stream_metrics
 from .programs import check_fits as check_fits
 from .programs import has_program as has_program
+from .programs import most_in_flight as most_in_flight
 from .sample import Answers as Answers
 from .sample import sample_model as sample_model
 from .sample import sample_run as sample_run
@@ -16,6 +17,7 @@ from .sampler import check_sampling_code as check_sampling_code
 from .sampler import episodes_of_run as episodes_of_run
 from .sampler import open_code as open_code
 from .sampler import sampling_params as sampling_params
+from .sampler import with_tool_format as with_tool_format
 from .scheduler import EngineCalls as EngineCalls
 from .scheduler import Finished as Finished
 from .scheduler import RunEpisode as RunEpisode

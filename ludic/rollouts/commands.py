@@ -111,10 +111,19 @@ def limits_of(run: RunConfig) -> dict[str, int]:
 
 
 async def run_command(
-    words: Sequence[str], *, folder: Path, environment: Mapping[str, str], limits: Mapping[str, int], secret: str = ""
+    words: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    limits: Mapping[str, int],
+    secret: str = "",
+    source: Path = Path(os.devnull),
 ) -> CommandEnd:
-    """Run a command to its end. If this is cancelled, all its processes are killed first. secret: to mask."""
-    process = await start_guarded(words, folder, environment, limits)
+    """Run a command to its end. If this is cancelled, all its processes are killed first.
+
+    secret: to mask. source: file that is its standard input.
+    """
+    process = await start_guarded(words, folder, environment, limits, source)
     output = bytearray()
     try:
         assert process.stdout is not None

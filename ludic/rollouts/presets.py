@@ -19,6 +19,8 @@ class Preset:
 
     words: tuple[str, ...]
     """Its command, with the placeholders of ludic.rollouts.commands."""
+    reads_prompt: bool = True
+    """Whether the prompt is its standard input, which has no limit of length and is never read as options."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Its environment variables; $HOME is the home of the episode."""
     files: Callable[[str, str], Mapping[str, str]] = _no_files
@@ -75,7 +77,7 @@ def _pi_files(model: str, base_url: str) -> Mapping[str, str]:
 
 
 CLAUDE = Preset(
-    words=("claude", "--print", "--dangerously-skip-permissions", "--model", "{model}", "{prompt}"),
+    words=("claude", "--print", "--dangerously-skip-permissions", "--model", "{model}"),
     variables={
         "CLAUDE_CONFIG_DIR": "$HOME/.claude",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -86,7 +88,7 @@ CLAUDE = Preset(
 CODEX = Preset(
     words=(
         *("codex", "exec", "--skip-git-repo-check", "--ephemeral", "--dangerously-bypass-approvals-and-sandbox"),
-        *("--output-last-message", "{answer}", "{prompt}"),
+        *("--output-last-message", "{answer}", "-"),
     ),
     variables={"CODEX_HOME": "$HOME/.codex"},
     files=_codex_files,
@@ -97,10 +99,11 @@ MINI = Preset(
         *("--config", "mini.yaml", "--config", "model.cost_tracking=ignore_errors"),
         *("--config", "model.model_kwargs.api_base={base_url}", "--task", "{prompt}"),
     ),
+    reads_prompt=False,
     variables={"MSWEA_CONFIGURED": "true", "MSWEA_SILENT_STARTUP": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
 )
 OPENCODE = Preset(
-    words=("opencode", "run", "--pure", "--model", "ludic/{model}", "{prompt}"),
+    words=("opencode", "run", "--pure", "--model", "ludic/{model}"),
     variables={
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
@@ -111,7 +114,7 @@ OPENCODE = Preset(
     files=_opencode_files,
 )
 PI = Preset(
-    words=("pi", "--print", "--no-session", "--provider", "ludic", "--model", "{model}", "{prompt}"),
+    words=("pi", "--print", "--no-session", "--provider", "ludic", "--model", "{model}"),
     variables={"PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
     files=_pi_files,
 )

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -30,12 +30,13 @@ from ludic.agents import (
     Toolbox,
     ending,
     environment_tools,
+    fails_the_episode,
     stored_wanted,
 )
 from ludic.agents import environment_calls as calls
 from ludic.base import private_folder
 from ludic.environments import HeldEnvironment, LimitedEnvironments, Transition
-from ludic.errors import ConfigError, StoreError
+from ludic.errors import ConfigError
 from ludic.gateway import (
     EpisodeFacts,
     EpisodeResult,
@@ -104,6 +105,8 @@ class Play:
         # Samples of an evaluation have the same numbers for each version.
         name = f"{player.root.run_id}/{request.request_index}"
         self._id = str(uuid.uuid5(_NAMESPACE, name)) if request.purpose == "train" else new_id()
+        columns = {"example_columns": request.example_columns, "wanted": stored_wanted(request.example.wanted)}
+        self._columns = {name: value for name, value in columns.items() if value is not None}
         self._facts = EpisodeFacts(
             env_name=request.env_name,
             env_example_id=request.example.example_id,
@@ -112,6 +115,7 @@ class Play:
             group_size=request.group_size,
             request_index=request.request_index,
             purpose=request.purpose,
+            columns=self._columns,
         )
         self._traceback: str | None = None
         self._transition: Transition | None = None
@@ -129,7 +133,7 @@ class Play:
         except _ReusedError as found:
             return await self._rows_of_claim(found.claim)
         result = await self._result(environments, episode)
-        await _persist(partial(self._gateway.seal, episode, result))
+        await self._persist(partial(self._gateway.seal, episode, result))
         table = partial(self._gateway.calls_of, episode)
         return await self._rows(table, episode.attempt, episode.result or result, episode.left_behind)
 
@@ -166,7 +170,7 @@ class Play:
             facts=self._facts,
             replay=replay,
         )
-        return await _persist(opened)
+        return await self._persist(opened)
 
     def _is_reusable(self, claim: EpisodeClaim) -> bool:
         """Return whether the rows of a sealed episode can be made from what is stored, for this example."""
@@ -194,6 +198,19 @@ class Play:
         table = partial(read_calls, self._player.root, claim.episode_id, claim.attempt)
         return await self._rows(table, claim.attempt, result, claim.left_behind)
 
+    async def _persist(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Return what a coroutine function returns, and call it again while the filesystem fails."""
+        for wait_s in back_off(_SHORTEST_WAIT_S, _LONGEST_WAIT_S):
+            try:
+                return await write()
+            except RefusedCallError as error:
+                if error.reason != "stopping":
+                    raise
+                self._gateway.life.check()  # no try succeeds for a gateway that has lost its lease
+                logger.warning("trying again: %s", error)
+            await asyncio.sleep(wait_s)
+        raise AssertionError("back_off does not end")
+
     # --- The program and its score ----------------------------------------------------------------------------
 
     async def _result(self, environments: LimitedEnvironments, episode: OpenEpisode) -> EpisodeResult:
@@ -205,13 +222,15 @@ class Play:
                 return await self._play(environments, episode)
         except EpisodeFailedError as error:
             self._traceback = error.traceback
-            return EpisodeResult(outcome="failed", error=str(error), reward_components=dict(error.components))
+            return self._ended(outcome="failed", error=str(error), reward_components=dict(error.components))
+        except RefusedCallError as error:  # such as of an agent that sealed its episode itself
+            return self._ended(outcome="failed", error=f"the gateway refused to score the episode: {error}")
         except TimeoutError:
             if not time_limit.expired():
                 raise
             if early.reason is not None:
-                return EpisodeResult(outcome="given_up", error=early.reason)
-            return EpisodeResult(outcome="expired", error="time_limit", reward=0.0)
+                return self._ended(outcome="given_up", error=early.reason)
+            return self._ended(outcome="expired", error="time_limit", reward=0.0)
         finally:
             early.watch(None)
 
@@ -221,7 +240,8 @@ class Play:
         try:
             check_fits(self._request.env_name, held)
             messages = await calls.reset(held, self._request.example)
-            (folder / "work").mkdir(parents=True)
+            with fails_the_episode():
+                (folder / "work").mkdir(parents=True)
             self._end = await self._player.program.run(self._task(held, messages, episode, folder))
             counts = self._gateway.counts(episode)
             last = await self._gateway.last_answer(episode)
@@ -283,12 +303,13 @@ class Play:
     async def _score_by_command(self, command: str, folder: Path) -> Transition:
         run, home = self._player.run, folder / "home"
         home.mkdir(exist_ok=True)
-        end = await run_command(
-            split_command("score_command", command),
-            folder=folder / "work",
-            environment=environment_of(run, home, {}),
-            limits=limits_of(run),
-        )
+        with fails_the_episode():
+            end = await run_command(
+                split_command("score_command", command),
+                folder=folder / "work",
+                environment=environment_of(run, home, {}),
+                limits=limits_of(run),
+            )
         if end.exit_code == _NOT_STARTED:
             raise EpisodeFailedError(f"score_command could not be started: {end}")
         passed = end.exit_code == 0
@@ -306,13 +327,12 @@ class Play:
                 f"environment {self._request.env_name} rewards parts of the answer (span_rewards), and it is not known "
                 "which tokens of an agent that makes its own calls these are"
             )
-        return EpisodeResult(
-            reward=transition.reward,
-            reward_components=transition.reward_components,
-            correct=transition.correct,
-            exit_code=self._end.exit_code,
-            last_output=self._end.last_output,
+        return self._ended(
+            reward=transition.reward, reward_components=transition.reward_components, correct=transition.correct
         )
+
+    def _ended(self, **values: Any) -> EpisodeResult:
+        return EpisodeResult(exit_code=self._end.exit_code, last_output=self._end.last_output, **values)
 
     async def _posted(self, episode: OpenEpisode) -> EpisodeResult:
         """Return the result with the score that the agent posted."""
@@ -335,7 +355,7 @@ class Play:
             facts=self._facts,
             result=result,
             left_behind=left_behind,
-            columns={"example_columns": request.example_columns, "wanted": stored_wanted(request.example.wanted)},
+            columns=self._columns,
         )
 
         def make() -> list[Rollout]:
@@ -382,14 +402,3 @@ def _folder_of(root: Root, episode_id: str) -> Path:
     folder = private_folder(f"ludic-agents-{os.geteuid()}") / episode_id
     shutil.rmtree(folder, ignore_errors=True)
     return folder
-
-
-async def _persist(write: Callable[[], Awaitable[T]]) -> T:
-    """Return what a coroutine function returns, and call it again while the filesystem fails."""
-    for wait_s in back_off(_SHORTEST_WAIT_S, _LONGEST_WAIT_S):
-        try:
-            return await write()
-        except StoreError as error:
-            logger.warning("trying again: %s", error)
-        await asyncio.sleep(wait_s)
-    raise AssertionError("back_off does not end")

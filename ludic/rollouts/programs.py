@@ -8,6 +8,7 @@ The program knows nothing of ludic: it gets an example, an address and a key, an
 import asyncio
 import inspect
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from ludic.records import Message
 from ludic.rollouts.commands import check_program, environment_of, fill, limits_of, run_command, split_command
 from ludic.rollouts.presets import Preset
 from ludic.run import RunConfig
-from ludic.settings import AGENT, NO_FILES, Files, SideThread, find
+from ludic.settings import AGENT, NO_FILES, Files, SideThread, find, python_file_of
 
 _MOST_ANSWER_BYTES = 1_000_000
 """Bytes of the answer that are read from the file that a command wrote."""
@@ -104,6 +105,15 @@ def has_program(run: RunConfig) -> bool:
     return run.agent is not None or run.agent_command is not None
 
 
+def most_in_flight(run: RunConfig) -> int | None:
+    """Return how many episodes run at a time, if no setting says so; None is as many as keep the engine full.
+
+    The processes of a command take memory and CPU of the worker's machine.
+    """
+    is_command = has_program(run) and (run.agent is None or python_file_of(run.agent) is None)
+    return max(4, 2 * (os.cpu_count() or 1)) if is_command else None
+
+
 def check_fits(name: str, held: HeldEnvironment) -> None:
     """Raise ConfigError for an environment that an agent which makes its own calls can't play in."""
     for attribute, what in (("next_agents", "has several agents"), ("run_tools", "runs the agent's tool calls itself")):
@@ -140,7 +150,14 @@ class Tools:
     def __init__(self, schemas: Sequence[Mapping[str, Any]], call: Callable[[str, str], Any]) -> None:
         """call: runs a tool by name with its arguments as JSON text, as a coroutine, and returns its result or its
         error as a text."""
-        self.schemas = list(schemas)
+        fields = ("name", "description", "parameters")
+        self.schemas = [
+            {
+                "type": "function",
+                "function": {name: each["function"][name] for name in fields if name in each["function"]},
+            }
+            for each in schemas
+        ]
         """Schemas for `tools` of a chat completion."""
         self._call, self._loop = call, asyncio.get_running_loop()
 
@@ -260,13 +277,19 @@ class CommandProgram:
     """A command, which is started in each episode."""
 
     def __init__(self, run: RunConfig, words: Sequence[str], preset: Preset | None = None) -> None:
-        self._run, self._words, self._preset = run, words, preset
+        self._settings, self._words, self._preset = run, words, preset
 
     async def run(self, task: Task) -> ProgramEnd:
         """Run the command in the working folder of the episode."""
+        with fails_the_episode():  # by a full disk, or a prompt that is too long for a command line
+            return await self._run(task)
+
+    async def _run(self, task: Task) -> ProgramEnd:
         example, answer, home = task.folder / "example.json", task.folder / "answer.txt", task.folder / "home"
+        prompt = task.folder / "prompt.txt"
         home.mkdir(exist_ok=True)
-        example.write_text(json.dumps(task.example), encoding="utf-8")
+        prompt.write_bytes(task.prompt.encode(errors="replace"))
+        example.write_text(json.dumps(task.example, default=str), encoding="utf-8")
         variables = {
             **task.variables,
             "OPENAI_API_BASE": task.base_url,
@@ -293,9 +316,10 @@ class CommandProgram:
         end = await run_command(
             words,
             folder=task.work,
-            environment=environment_of(self._run, home, variables),
-            limits=limits_of(self._run),
+            environment=environment_of(self._settings, home, variables),
+            limits=limits_of(self._settings),
             secret=task.api_key,
+            source=prompt if self._preset is not None and self._preset.reads_prompt else Path(os.devnull),
         )
         return ProgramEnd(text=_read_answer(answer), exit_code=end.exit_code, last_output=end.output)
 

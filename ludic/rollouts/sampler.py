@@ -291,12 +291,21 @@ def equip(agent: Agent, run: RunConfig, files: Files = NO_FILES) -> Agent:
     if run.sub_agents and DELEGATE in toolbox:
         raise ConfigError(f"a tool is named {DELEGATE!r}, as is the tool of sub_agents; rename it")
     parts = _make_parts(run, files)
-    if run.tool_format is None:
-        name, doubt = likely_format(agent.tokenizer)
-        parts["tool_format"] = make_tool_format(name)
-        if run.tools or run.sub_agents or has_program(run):
-            logger.info("tool calls are read as %s: %s", name, doubt or "the chat template writes them so")
-    return replace(agent, **parts, toolbox=toolbox)
+    has_tools = bool(run.tools or run.sub_agents) or has_program(run)
+    return with_tool_format(replace(agent, **parts, toolbox=toolbox), run, says_which=has_tools)
+
+
+def with_tool_format(agent: Agent, run: RunConfig, *, says_which: bool = True) -> Agent:
+    """Return the agent with the run's format of tool calls, or with the one that the chat template shows.
+
+    says_which: log which one the template shows.
+    """
+    if run.tool_format is not None:
+        return replace(agent, tool_format=make_tool_format(run.tool_format))
+    name, doubt = likely_format(agent.tokenizer)
+    if says_which:
+        logger.info("tool calls are read as %s: %s", name, doubt or "the chat template writes them so")
+    return replace(agent, tool_format=make_tool_format(name))
 
 
 def limits_of(run: RunConfig, timeout_s: float | None = None) -> EpisodeLimits:

@@ -27,6 +27,7 @@ from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.failures import FailureLog
 from ludic.rollouts.group_schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.rollouts.metrics import stream_metrics
+from ludic.rollouts.programs import most_in_flight
 from ludic.rollouts.sampler import episodes_of_run, open_code
 from ludic.rollouts.scheduler import BegunGroup, Finished, Scheduler, opened
 from ludic.rollouts.weight_sync import SwapTimes, WeightSync
@@ -262,7 +263,7 @@ class Stream:
             run_episode,
             self._environments,
             self._root.extra_columns,
-            in_flight=self._config.in_flight,
+            in_flight=self._config.in_flight or most_in_flight(run_of(self._root)),
             calls=self._calls,
             close_groups_at=run_of(self._root).close_groups_at,
         )

@@ -840,7 +840,8 @@ SHARED: tuple[FileKind[Any], ...] = (
 )
 """Files of a data set that `ludic push` makes, beside run.json: what was sampled, judged and trained on, and how.
 
-Weights, users' code, claims of live processes, imports' file names and broken files are left out.
+Weights, users' code, claims of live processes, imports' file names and broken files are left out; and agents' calls,
+prompts and episodes: they hold what people typed, also in token ids, which no masking reaches, and digests of keys.
 """
 
 FILE_KINDS: tuple[FileKind[Any], ...] = (

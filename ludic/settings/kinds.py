@@ -328,9 +328,9 @@ EXPORTER = Kind(
         "delta": "ludic.adapters.exports.tables:delta",
         "iceberg": "ludic.adapters.exports.tables:iceberg",
         "jsonl": "ludic.adapters.exports.text:export_text",
-        "inspect": "ludic.adapters.exports.inspect_logs:inspect",
         "atif": "ludic.adapters.exports.trajectories:atif",
         "chat": "ludic.adapters.exports.trajectories:chat",
+        "inspect": "ludic.adapters.exports.inspect_logs:inspect",
     },
     entry_points="ludic.exporters",
 )

@@ -2,11 +2,13 @@
 
 import base64
 
+import hypothesis
 import pytest
+from hypothesis import strategies
 from secret_forms import KEY, forms_of
 
 from ludic.base import masking
-from ludic.base.masking import has_secret, keep_secret, mask, public_url, secrets_of
+from ludic.base.masking import has_secret, keep_secret, mask, mask_values, public_url, secrets_of
 from ludic.errors import one_line
 
 
@@ -36,6 +38,50 @@ def test_what_others_cut_off_is_found_too(form: str) -> None:
     for part in (written[: len(written) // 2], written[len(written) // 2 :]):
         left = mask(f"{part} ...").replace("***", "").removesuffix(" ...")
         assert len(left) <= 7 * max(1.0, unit) + 6
+
+
+PIECES = (
+    "\\",
+    "%",
+    "&",
+    ";",
+    "\n",
+    "é",
+    "a",
+    "4",
+    "=",
+    " ",
+    "sig=",
+    "?token=",
+    "Bearer ",
+    "://",
+    "me@",
+    "hf_" + "A" * 20,
+)
+
+
+@hypothesis.given(
+    strategies.lists(
+        strategies.one_of(
+            strategies.sampled_from(PIECES),
+            strategies.tuples(
+                strategies.sampled_from(sorted(forms_of(KEY).values())),
+                strategies.integers(0, 60),
+                strategies.integers(1, 90),
+            ).map(lambda cut: cut[0][cut[1] : cut[1] + cut[2]]),
+        ),
+        max_size=9,
+    )
+)
+def test_a_quick_search_first_changes_nothing(pieces: list[str]) -> None:
+    keep_secret(KEY)
+    texts = ["".join(pieces), *pieces]
+    found = {"texts": [mask(text) for text in texts]}
+    assert mask_values({"texts": texts}) == found
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(masking, "_may_hold", lambda *_: True)
+        patched.setattr(masking, "_may_show", lambda *_: True)
+        assert {"texts": [mask(text) for text in texts]} == found
 
 
 def test_ordinary_words_stay() -> None:

@@ -34,6 +34,7 @@ METHODS_OF_STARTS = ("subprocess_exec", "subprocess_shell")
 BY_LIBRARIES = {
     # The user's own command line, which may be any program, with the user's consent to it.
     ("ludic/agents/tools/mcp.py", "mcp.StdioServerParameters"),
+    ("ludic/app/launch/gateway.py", "asyncio.create_subprocess_exec"),
     # Forks itself, after it was started by ludic.base.processes; tests/app/launch/test_fork_server.py compares both.
     ("ludic/app/launch/fork_server.py", "os.fork"),
     # With a job that keeps the working directory from Ray's processes; tests/clusters runs one.

@@ -1,8 +1,8 @@
 """An engine whose tokens a script chooses, with a log of all tokens that it sampled: the oracle of the gateway's tests.
 
 A tiny model rarely writes a valid tool call, so a script writes the turns of an agent's model. The text of a turn is
-encoded once, here; its ids are what the rows of the episode must hold. Logprobs are made up: each differs from all
-others of the engine's first 1,024 calls of up to 1,024 tokens, so a token that lands in another place shows.
+encoded once, here; its ids are what the rows of the episode must hold. Logprobs are made up: each of the engine's first
+million differs from all others, so a token that lands in another place shows.
 """
 
 import asyncio
@@ -22,9 +22,6 @@ from ludic.agents.agent import Agent
 from ludic.engines.engine import Completion, GenerationRequest, check_request
 from ludic.records.columns import Ragged
 from ludic.records.rollout import FinishReason, ToolCall, WeightSpan
-
-TOKENS_A_CALL = 1_024
-"""Calls whose completions are shorter have logprobs of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +95,18 @@ class ScriptedEngine:
         policy_version: int = 3,
         journal: Path | None = None,
         first_number: int = 0,
+        tokens_a_call: int = 1_024,
     ) -> None:
         """tokenizer: None makes the family's. journal: a file that each sample is appended to as a line of JSON, before
         generate returns it; it outlives a killed process. first_number: of the first call, so that the calls of a
-        second life have other logprobs.
+        second life have other logprobs. tokens_a_call: maximum tokens of completions with logprobs of their own.
         """
         self.tokenizer = tokenizer or make_tokenizer(family)
         self.max_length, self.policy_version = max_length, policy_version
         self.log: list[Sample] = []
         """All calls, in the order in which they came."""
         self.num_running = self.most_running = 0
-        self._script, self._journal, self._first = script, journal, first_number
+        self._script, self._journal, self._first, self._width = script, journal, first_number, tokens_a_call
         self._stops = set(family.stop_tokens(self.tokenizer))
         self._lock = threading.Lock()
 
@@ -163,13 +161,13 @@ class ScriptedEngine:
             tokens=tokens,
             finish_reason="stop" if int(tokens[-1]) in stops else "length",
             weight_versions=tuple(WeightSpan(version=v, start=a, end=b) for v, a, b in spans if a < b),
-            columns=_columns(number, request, tokens),
+            columns=_columns(number * self._width, number, request, tokens),
         )
 
 
-def _columns(number: int, request: GenerationRequest, tokens: np.ndarray) -> dict[str, Any]:
-    """Arrays of a completion, each of which depends on the call and the position."""
-    places = number * TOKENS_A_CALL + np.arange(len(tokens))
+def _columns(first: int, number: int, request: GenerationRequest, tokens: np.ndarray) -> dict[str, Any]:
+    """Arrays of a completion, each of which depends on the call and the position. first: of its logprobs."""
+    places = first + np.arange(len(tokens))
     # -1 to -65 in steps of 2**-14, which float32 holds exactly.
     logprobs = -(1 + places % 2**20 / 2**14)
     params = request.params

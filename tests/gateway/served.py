@@ -4,13 +4,16 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
+from gateway.scripted import Asked, Turn, scripted_agent
 
 from ludic.agents.agent import Agent
 from ludic.engines.engine import SamplingParams
@@ -27,6 +30,11 @@ from ludic.root.rows.calls import read_calls, read_prompt
 OWN_KEY = "sk-own-key-of-the-tests"
 
 
+def post(url: str, body: Any, key: str) -> httpx2.Response:
+    """Ask without reading the certificates of this machine, which takes longer than a call."""
+    return httpx2.post(url, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60, verify=False)
+
+
 @dataclass
 class Episode:
     """An episode that is open over HTTP."""
@@ -35,7 +43,7 @@ class Episode:
     """Of the gateway."""
     episode_id: str
     attempt: int
-    key: str
+    key: str = field(repr=False)
 
     @property
     def base_url(self) -> str:
@@ -47,7 +55,7 @@ class Episode:
         return {"Authorization": f"Bearer {self.key}"}
 
     def post(self, path: str, body: Any = None) -> httpx2.Response:
-        return httpx2.post(f"{self.base_url}{path}", json=body or {}, headers=self.headers, timeout=60)
+        return post(f"{self.base_url}{path}", body or {}, self.key)
 
     def seal(self, reward: float = 1.0) -> None:
         self.post("/seal", {"reward": reward}).raise_for_status()
@@ -66,9 +74,7 @@ class ServedGateway:
     _failures: list[BaseException] = field(default_factory=list)
 
     def open_episode(self, **values: Any) -> Episode:
-        opened = httpx2.post(
-            f"{self.url}/episodes", json=values, headers={"Authorization": f"Bearer {OWN_KEY}"}, timeout=60
-        )
+        opened = post(f"{self.url}/episodes", values, OWN_KEY)
         assert opened.status_code == 201, opened.text
         found = opened.json()
         return Episode(self.url, found["episode_id"], found["attempt"], found["key"])
@@ -101,6 +107,25 @@ class ServedGateway:
             episode_id=episode.episode_id, attempt=episode.attempt, result=EpisodeResult(reward=reward)
         )
         return assemble_episodes(calls, [sealed], {each: read_prompt(self.root, each) for each in digests})[0]
+
+
+def serve_until_killed(
+    root_url: str, says: Connection, script: Callable[[Asked], Turn], journal: Path, first_number: int
+) -> None:
+    """Serve a gateway in this process, with the engine's log in a file; says the address, and never ends."""
+
+    async def serve() -> None:
+        agent = scripted_agent(script, journal=journal, first_number=first_number, tokens_a_call=64)
+        root = Root.open(root_url, writable=True)
+        with held_life(root) as life:
+            gateway = Gateway(root, life, EngineBackend(agent), GatewaySettings(), SamplingParams(max_tokens=60))
+            await gateway.start()
+            async with running(gateway, own_key_digest=key_digest(OWN_KEY)) as url:
+                says.send(url)
+                await asyncio.Event().wait()
+
+    with new_loop() as runner:
+        runner.run(serve())
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def play(actions: list[Any]) -> Calls:
 
 
 @given(ACTIONS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_each_sampled_token_is_in_one_row_or_in_the_audit_with_a_reason(actions):
     check_tree(actions)
 

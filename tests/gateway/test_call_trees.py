@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -174,7 +173,7 @@ class Agents:
     def branch(self, index: int, at: int, kind: str) -> int:
         """Begin another conversation behind an earlier answer of one."""
         dialect, said = self.conversations[index]
-        ends = [place + 1 for place, message in enumerate(said) if message["role"] == "assistant"] or [1]
+        ends = [place + 1 for place, message in enumerate(said) if message["role"] == "assistant"] or [2]
         self.conversations.append((dialect, [*said[: ends[at % len(ends)]]]))
         return self._go_on(len(self.conversations) - 1, kind)
 
@@ -309,7 +308,7 @@ def grow_and_check(gateway: ServedGateway, steps: list[Any], dialects: list[str]
     episode = gateway.open_episode()
 
     async def run() -> None:
-        async with httpx2.AsyncClient(timeout=60) as client:
+        async with httpx2.AsyncClient(timeout=60, verify=False) as client:
             await grow(Agents(episode, client), steps, dialects)
 
     asyncio.run(run())
@@ -317,7 +316,10 @@ def grow_and_check(gateway: ServedGateway, steps: list[Any], dialects: list[str]
     episode.seal()
     assert episode.post(*chat_body([{"role": "user", "content": "1: text"}])).status_code == 409
     calls = read_calls(gateway.root, episode.episode_id, episode.attempt)
-    check_account(gateway.agent.engine.log[first:], [gateway.assembly(episode)], calls)
+    where = check_account(gateway.agent.engine.log[first:], [gateway.assembly(episode)], calls)
+    # Only requests that were sent more than once leave tokens untrained, and stop texts.
+    repeats = {step[0] for step in steps} & {"hang up", "twice", "cut", "at once"}
+    assert where.keys() <= {"trained", "undelivered"} | ({"retry", "unresolved"} if repeats else set())
 
 
 def tree_test(num_examples: int, num_steps: int) -> Any:
@@ -330,7 +332,7 @@ def tree_test(num_examples: int, num_steps: int) -> Any:
     return lambda function: limits(check(function))
 
 
-@tree_test(12, 6)
+@tree_test(3, 4)
 def test_each_sampled_token_of_a_small_tree_is_trained_once_or_accounted_for(
     gateway: ServedGateway, steps: list[Any], dialects: list[str]
 ) -> None:
@@ -338,21 +340,23 @@ def test_each_sampled_token_of_a_small_tree_is_trained_once_or_accounted_for(
 
 
 @pytest.mark.slow
-@tree_test(400, 20)
+@pytest.mark.timeout(900)
+@tree_test(200, 20)
 def test_each_sampled_token_of_a_large_tree_is_trained_once_or_accounted_for(
     gateway: ServedGateway, steps: list[Any], dialects: list[str]
 ) -> None:
     grow_and_check(gateway, steps, dialects)
 
 
-def test_both_of_a_request_given_up_and_its_repetition_are_one_call(gateway: ServedGateway, tmp_path: Path) -> None:
+def test_a_request_that_is_sent_again_is_sampled_once(gateway: ServedGateway) -> None:
     first = len(gateway.agent.engine.log)
     steps = [
         ("hang up", 0, 0, "call"),
         ("turn", 0, 0, "text"),
-        ("cut", 0, 1, "text"),
+        ("cut", 0, 2, "text"),
         ("twice with a key", 0, 0, "text"),
     ]
     grow_and_check(gateway, steps, ["chat"])
-    # The one after "begin" is asked for twice and sampled once, and so is the last.
-    assert len(gateway.agent.engine.log) - first <= 5
+    # Asked again with a higher retry count, and with the same key: one call each. What follows the cut stream is
+    # another request, which does not stream: two calls.
+    assert len(gateway.agent.engine.log) - first == 5

@@ -296,28 +296,31 @@ def results(answer: Message, content: str = "3 cats") -> list[Message]:
     return [Message(role="tool", content=content, tool_call_id=call.id) for call in answer.tool_calls]
 
 
-def thinks(*, keep_thinking: bool) -> tuple[Talk, list[Prompt]]:
-    """A tool loop of Qwen3, then a question: the template leaves the thinking of the loop out."""
-    talk = Talk(QWEN3, keep_thinking=keep_thinking)
+def thinks(family: Family = QWEN3, **options: bool) -> tuple[Talk, list[Prompt]]:
+    """A tool loop, a question, and another tool loop: Qwen3's template leaves the thinking of the first loop out."""
+    talk = Talk(family, **options)
     sent = list(QUESTION)
-    for said in (calls_look(), Said(content="3", reasoning="so"), Said(content="4", reasoning="one more")):
-        _, sampled = talk.ask(sent, QWEN3.write(said), tools=(LOOK,))
+    for said in (calls_look(), Said(content="3", reasoning="so"), calls_look(), Said(content="4", reasoning="well")):
+        _, sampled = talk.ask(sent, family.write(said), tools=(LOOK,))
         sent.append(replace(sampled.message, reasoning=None))
         sent += results(sampled.message) or [user("And dogs?")]
     return talk, talk.prompts
 
 
-def test_a_template_that_leaves_thinking_out_begins_a_new_segment_there() -> None:
-    talk, prompts = thinks(keep_thinking=False)
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_template_that_leaves_thinking_out_begins_a_new_segment_there(forgets: bool) -> None:
+    talk, prompts = thinks(forgets=forgets)
     assert [(each.made, each.extends) for each in prompts] == [
         ("whole", None),
         ("extended", "call-0"),  # the client dropped the thinking, which the template would show
         ("whole", None),
+        ("extended", "call-2"),
     ]
     assert [(each.messages_extend, each.num_known_messages) for each in prompts] == [
         (None, 0),
         ("call-0", 2),
         ("call-1", 4),
+        ("call-2", 6),
     ]
     assert "hm" in talk.text(prompts[1].tokens)
     assert "think" not in talk.text(prompts[2].tokens)
@@ -325,13 +328,69 @@ def test_a_template_that_leaves_thinking_out_begins_a_new_segment_there() -> Non
 
 def test_thinking_that_is_kept_stays_in_one_segment() -> None:
     talk, prompts = thinks(keep_thinking=True)
-    assert [each.extends for each in prompts] == [None, "call-0", "call-1"]
+    assert [each.extends for each in prompts] == [None, "call-0", "call-1", "call-2"]
     sampled = [talk.text(each.tokens) for each in talk.engine.log]
     first = talk.text(prompts[0].tokens)
     assert talk.text(prompts[2].tokens) == (
         f"{first}{sampled[0]}\n<|im_start|>user\n<tool_response>\n3 cats\n</tool_response><|im_end|>\n"
         f"<|im_start|>assistant\n{sampled[1]}\n<|im_start|>user\nAnd dogs?<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+IN_LOOPS = QWEN3.template.replace(" and (loop.last or reasoning)", "")  # Qwen 3.5 shows empty thinking in tool loops
+EMPTY_THINKING = CHATML.template.replace("assistant\n{{ content }}", "assistant\n<think></think>{{ content }}")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        FAMILIES["qwen3 thinking"],
+        FAMILIES["qwq"],
+        replace(QWEN3, template=IN_LOOPS),
+        replace(QWEN3, template=EMPTY_THINKING),
+    ],
+)
+def test_thinking_is_kept_where_the_prompt_begins_it_or_the_template_shows_it_empty(family: Family) -> None:
+    _, prompts = thinks(family, keep_thinking=True)
+    assert [each.extends for each in prompts] == [None, "call-0", "call-1", "call-2"]
+
+
+@pytest.mark.parametrize("keep_thinking", [False, True])
+def test_thinking_in_other_markup_is_seen_where_the_template_leaves_it_out(keep_thinking: bool) -> None:
+    template = CHATML.template.replace("{{ content }}", "{{ content.split('</thought>')[-1] }}")
+    talk = Talk(replace(CHATML, template=template), keep_thinking=keep_thinking)
+    _, sampled = talk.ask(QUESTION, "<thought>hm</thought>4")
+    prompt, _ = talk.ask([*QUESTION, sampled.message, user("more")], "5")
+    assert prompt.made == ("extended" if keep_thinking else "whole")
+    assert ("hm" in talk.text(prompt.tokens)) == keep_thinking
+
+
+def test_an_answer_to_which_the_template_adds_an_empty_thinking_is_not_what_was_sampled() -> None:
+    talk = Talk(replace(CHATML, template=EMPTY_THINKING))
+    _, sampled = talk.ask(QUESTION, "4")
+    prompt, _ = talk.ask([*QUESTION, sampled.message, user("more")], "5")
+    assert prompt.extends is None
+    assert "<think></think>4<|im_end|>" in talk.text(prompt.tokens)
+
+
+def test_of_equal_calls_the_one_with_the_same_tools_is_extended() -> None:
+    talk = Talk()
+    _, sampled = talk.ask(QUESTION, "4", tools=(LOOK,))
+    talk.ask(QUESTION, "4", tools=(FIND,))
+    prompt, _ = talk.ask([*QUESTION, sampled.message, user("more")], "5", tools=(LOOK,))
+    assert (prompt.extends, prompt.messages_extend) == ("call-0", "call-1")
+
+
+def test_a_stored_prompt_that_the_template_does_not_render_is_not_extended() -> None:
+    """Such as one of a run with another template, or whose stored messages had a secret masked."""
+    talk = Talk(forgets=True)
+    _, sampled = talk.ask(QUESTION, "4")
+    following = [*QUESTION, sampled.message, user("more")]
+    assert talk.ask(following, "5")[0].extends == "call-0"
+    other = np.append(talk.calls[0].prompt_tokens, 5)
+    talk.calls = [replace(talk.calls[0], prompt_tokens=other)]
+    talk.turns = talk.turns[:1] * 3
+    assert talk.ask(following, "5")[0].made == "whole"
 
 
 CUT_TOOLS = CHATML.template.replace(
@@ -369,13 +428,14 @@ def test_several_calls_of_a_template_that_shows_one_stay_as_they_were_sampled() 
     [
         ("4", "4<|im_end|>\n<|im_start|>user"),
         ("<think>\nhm", "<think>\nhm\n</think>\n\n<|im_end|>\n<|im_start|>user"),
+        ("<think>\nhm<|im_end|>", "<think>\nhm<|im_end|>\n<|im_start|>user"),
         (CHATML.write(calls_look()).removesuffix("<|im_end|>"), "</tool_call><|im_end|>\n<|im_start|>user"),
     ],
 )
 def test_an_answer_that_was_cut_off_gets_the_end_that_it_lacks(said: str, wanted: str) -> None:
     talk = Talk(QWEN3)
     _, sampled = talk.ask(QUESTION, Turn(text=said, finish_reason="length"), tools=(LOOK,))
-    assert sampled.finish_reason == "length"
+    assert sampled.finish_reason == ("stop" if said.endswith("<|im_end|>") else "length")
     following = results(sampled.message) or [Message(role="tool", content="Briefer.")]
     prompt, _ = talk.ask([*QUESTION, sampled.message, *following], "4", tools=(LOOK,))
     assert prompt.extends == "call-0"
@@ -480,6 +540,12 @@ def test_an_answer_is_told_apart_into_text_thinking_and_calls(
     assert all(len(call.id) == 9 and call.id.isalnum() for call in message.tool_calls)
 
 
+def test_a_stop_text_ends_an_answer_with_special_tokens() -> None:
+    talk = Talk(ALL["short mistral"], name="short mistral")
+    _, sampled = talk.ask(QUESTION, "[TOOL_CALLS]no STOP at all", tools=(LOOK,), stop=("STOP",))
+    assert (sampled.message.content, sampled.text) == ("no ", "no ")
+
+
 def test_logprobs_come_with_the_text_of_each_token() -> None:
     _, sampled = Talk().ask(QUESTION, "no", asks_logprobs=True)
     assert sampled.token_texts == ("n", "o", "<|im_end|>")
@@ -562,7 +628,7 @@ def test_a_forward_pass_repeats_the_logprobs_of_a_conversation_with_a_real_model
     folder = str(tmp_path)
     write_model(folder, chat_tokenizer(), seed=1, hidden_size=64, num_layers=2, initializer_range=0.3)
     engine, tokenizer = TransformersEngine(folder, device="cpu", version=1), chat_tokenizer()
-    backend = make_backend(engine, tokenizer)
+    backend = make_backend(engine, tokenizer, keep_thinking=True)  # the model samples "</think>", too
     calls: list[StoredCall] = []
     messages: tuple[Message, ...] = (user("2 + 2?"),)
     for number in range(4):

@@ -258,12 +258,15 @@ async def test_sealing_waits_for_calls_in_flight_and_refuses_new_ones(root: Root
         call = asyncio.create_task(ask(gateway, episode, "hi"))
         await asyncio.sleep(0.01)
         seal = asyncio.create_task(gateway.seal(episode, EpisodeResult(outcome="failed", error="it gave up")))
+        gone = asyncio.create_task(gateway.seal(episode))
         await asyncio.sleep(0.01)
+        gone.cancel()
         assert (await refusal(ask(gateway, episode, "more"))).reason == "sealed"
         assert (await call).message.content == "well"
         await seal
         assert gateway.num_open == 0
         assert gateway.counts(episode).num_calls == 1
+        assert newest_episode_claim(root, episode.episode_id, 1).error == "it gave up"
 
 
 @in_loop
@@ -293,10 +296,13 @@ async def test_a_gateway_that_starts_again_knows_keys_answers_and_unfinished_cal
     texts = ["start"] + [
         each for answer in whole for each in (answer.message.content, f"after {answer.message.content}")
     ]
-    hanging = lambda asked: Turn(delay_s=60) if asked.number == 2 else numbered(asked)  # noqa: E731
+    hanging = lambda asked: Turn(delay_s=60) if asked.number == 3 else numbered(asked)  # noqa: E731
     async with serving(root, hanging, drain_timeout_s=0.05) as gateway:
         opened = await gateway.open_episode(seed=9)
         before = await converse(gateway, opened, 2)
+        with_logprobs = await ask(
+            gateway, await gateway.open_episode(episode_id="e"), "hi", asks={"asks_logprobs": True}
+        )
         lost = asyncio.create_task(ask(gateway, opened, *texts[:5]))
         await asyncio.sleep(0.02)
     assert (await refusal(lost)).reason == "stopping"
@@ -304,6 +310,10 @@ async def test_a_gateway_that_starts_again_knows_keys_answers_and_unfinished_cal
         episode = await gateway.find(opened.key)
         assert (episode.episode_id, episode.seed, episode.key) == (opened.episode_id, 9, None)
         assert await ask(gateway, episode, *texts[:3], retry_count=1) == before[1]
+        other = await gateway.find(None, "e", 1)
+        again = await ask(gateway, other, "hi", asks={"asks_logprobs": True}, retry_count=1)
+        assert again.token_texts == with_logprobs.token_texts
+        assert again.token_logprobs.tolist() == with_logprobs.token_logprobs.tolist()
         third = await ask(gateway, episode, *texts[:5], retry_count=1)
         fourth = await ask(gateway, episode, *texts[:7])
         assert [each.message for each in (*before, third, fourth)] == [each.message for each in whole]
@@ -313,6 +323,32 @@ async def test_a_gateway_that_starts_again_knows_keys_answers_and_unfinished_cal
         assert {row["retry_of"] for row in rows["call"]} == {None, *unfinished}
         assert rows["call"][2]["base_call_id"] == before[1].call_id
         assert newest_episode_claim(root, episode.episode_id, 1).number == 2
+
+
+@in_loop
+async def test_episodes_expire_also_those_of_a_gateway_that_has_ended(root: Root, monkeypatch: Any) -> None:
+    monkeypatch.setattr("ludic.gateway.held_episodes.WATCH_S", 0.02)
+    async with serving(root) as gateway:
+        await gateway.open_episode(episode_id="one", timeout_s=0.1)
+    async with serving(root, address="http://two") as gateway:
+        await gateway.open_episode(episode_id="two", timeout_s=0.1)
+        await asyncio.sleep(0.3)
+        assert gateway.num_open == 0
+    for name in ("one", "two"):
+        claim = newest_episode_claim(root, name, 1)
+        assert claim.end == "expired"
+        assert claim.error.startswith("it was open for longer than its limit, until ")
+
+
+@in_loop
+async def test_calls_that_an_agent_does_not_ask_for_again_are_left_behind_when_it_ends(root: Root) -> None:
+    async with serving(root) as gateway:
+        before = await converse(gateway, await gateway.open_episode(episode_id="e"), 3)
+    async with serving(root) as gateway:
+        episode = await gateway.open_episode(episode_id="e", replay=True)
+        await converse(gateway, episode, 1)
+        await gateway.seal(episode)
+    assert newest_episode_claim(root, "e", 1).left_behind == [answer.call_id for answer in before[1:]]
 
 
 @pytest.mark.slow

@@ -4,7 +4,10 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import httpx2
 import pytest
+from gateway.scripted import says, scripted_agent
+from gateway.served import OWN_KEY, served
 from gateway.stored_calls import store_group
 from tiny_runs import create_root, query, train_config
 
@@ -79,6 +82,7 @@ def test_after_the_limit_episodes_without_a_posted_score_are_dropped_by_name(lif
     }
 
 
+@pytest.mark.slow
 def test_a_score_is_posted_once_and_found_again_if_it_came_before_the_rows(tmp_path: Path):
     life = claim_life(create_root(str(tmp_path / "run"), "tiny"), "http://a")
     store_group(life, 0, {"a": None, "b": 0.25, "c": None})
@@ -103,3 +107,23 @@ def test_a_score_is_posted_once_and_found_again_if_it_came_before_the_rows(tmp_p
     scores = "select episode_id, name, value, scorer from scores join rollouts using (rollout_id) order by all"
     assert query(life.root, scores) == [("b", "score", 0.75, "posted"), ("c", "score", 0.5, "posted")]
     assert assemble_root(life.root).num_scores == 0
+
+
+@pytest.mark.slow
+def test_the_gateways_own_key_posts_the_score_of_a_sealed_episode_and_its_own_key_can_not(tmp_path: Path):
+    root = create_root(str(tmp_path / "run"), "tiny")
+    with served(root, scripted_agent(lambda asked: says("hello"))) as server:
+        episode = server.open_episode()
+        body = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
+        episode.post("/v1/chat/completions", body).raise_for_status()
+        episode.post("/seal").raise_for_status()
+        assert episode.post("/score", {"reward": 0.5}).status_code == 409
+        own = {"Authorization": f"Bearer {OWN_KEY}"}
+        score = f"{episode.base_url}/score"
+        assert httpx2.post(score, json={"reward": 1e39}, headers=own).status_code == 400
+        assert httpx2.post(score, json={"reward": 0.5}, headers=own).status_code == 200
+        again = httpx2.post(score, json={"reward": 1.0}, headers=own)
+        assert (again.status_code, "the first one counts" in again.text) == (409, True)
+        other = httpx2.post(f"{server.url}/e/{episode.episode_id}/2/score", json={"reward": 1.0}, headers=own)
+        assert other.status_code == 200  # attempt 2 is opened by its first request, and scored
+    assert newest_episode_claim(root, episode.episode_id, 1).reward == 0.5

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from chat_models import chat_tokenizer
 from gateway.stored_calls import Calls, store, store_group, whole
 from tiny_runs import create_root, query
 
 import ludic
 from ludic.gateway import assemble_root
+from ludic.records import Message
 from ludic.root import CALLS, Root, claim_life, newest_episode_claim
 from ludic.root.catalogue import SequenceName
 from ludic.root.rows.tables import put_table
@@ -25,6 +27,7 @@ def contents(root: Root, folder: str = "rollouts") -> dict[str, bytes]:
     return {name: root.read(name) for name in root.list(f"{folder}/")}
 
 
+@pytest.mark.slow
 def test_a_group_is_assembled_once_and_each_episode_counts_once_in_its_advantage(run: Root):
     life = claim_life(run, "http://127.0.0.1:1")
     store_group(life, 1, {"a": 1.0, "b": 0.0, "c": 0.5})
@@ -59,6 +62,7 @@ def test_a_group_is_assembled_once_and_each_episode_counts_once_in_its_advantage
     assert contents(run) == written
 
 
+@pytest.mark.slow
 def test_open_episodes_of_lives_and_of_workers_are_left_alone_and_those_of_ended_gateways_are_sealed(run: Root):
     worker, gateway, ended = claim_life(run), claim_life(run, "http://a"), claim_life(run, "http://b")
     for number, (life, name) in enumerate([(worker, "w"), (gateway, "g"), (ended, "e")]):
@@ -86,20 +90,25 @@ def test_open_episodes_of_lives_and_of_workers_are_left_alone_and_those_of_ended
     assert query(run, "select count(*) from rollouts") == [(1,)]
 
 
-def test_a_group_waits_for_its_open_episodes(run: Root):
+def test_a_group_waits_for_its_open_episodes_and_a_claim_sets_no_columns_of_ludic(run: Root):
     life = claim_life(run, "http://a")
     for number, is_sealed in enumerate([True, False]):
         calls = Calls(f"e{number}")
         calls.add([1], [2])
         store(life, number, calls, sealed=is_sealed, group_id="group", group_index=number, group_size=2)
+    calls = Calls("odd")
+    calls.add([1], [2])
+    store(life, 2, calls, facts={"rollout_id": "mine", "wanted": "4"})
     report = assemble_root(run)
     assert report.num_rollouts == 0
+    assert report.left["odd"] == "its claim sets rollout_id; it may set example_columns, extra, wanted"
     assert report.left["e0"] == "waits for 1 other episodes of its group"
 
 
 AUDIT = "select * exclude (began_at, rollout_id, attempt, root) from call_audit order by call_id, num_tokens"
 
 
+@pytest.mark.slow
 def test_the_audit_says_of_each_call_where_its_tokens_are(run: Root):
     life = claim_life(run, "http://a")
     calls = Calls("e")
@@ -130,6 +139,7 @@ def test_the_audit_says_of_each_call_where_its_tokens_are(run: Root):
     assert query(run, load_checks()["unaccounted_calls"]) == []
 
 
+@pytest.mark.slow
 def test_verify_finds_calls_that_no_row_has_or_that_two_have(run: Root):
     life, calls = claim_life(run, "http://a"), Calls("e")
     calls.add([1], [2, 3])
@@ -144,3 +154,35 @@ def test_verify_finds_calls_that_no_row_has_or_that_two_have(run: Root):
     ((name, content),) = contents(run).items()
     run.put(name.replace("-0.parquet", "-1.parquet"), content)
     assert sorted(row[2:6] for row in query(run, check)) == [("e-000", None, 2, 2), ("e-001", "unexplained", 1, 0)]
+
+
+@pytest.mark.slow
+def test_calls_that_were_recorded_as_text_get_tokens_by_a_tokenizer(run: Root, tmp_path: Path):
+    chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    asked, more = Message(role="user", content="count"), Message(role="user", content="on")
+    calls = Calls("e")
+    text = {"capture": "text", "prompt_tokens": None, "response_tokens": None, "response_logprobs": None}
+    first = Message(role="assistant", content="one")
+    calls.add([], [], messages=(asked,), answer=first, **text)
+    calls.add([], [], messages=(asked, first, more), answer=Message(role="assistant", content="two"), **text)
+    store(claim_life(run, "http://a"), 0, calls, reward=1.0)
+
+    without = ludic.open(run.url).assemble()
+    assert (without.num_rollouts, without.left) == (0, {"e": "has no call whose prompt is known: 2 text"})
+    assert without.remarks[-1] == "calls that were recorded as text have no tokens; --tokenizer NAME makes them"
+    found = ludic.open(run.url).assemble(tokenizer=str(tmp_path / "tokenizer"))
+    assert found.num_rollouts == 1
+    ((tokens, mask, logprobs, capture, ids),) = query(run, TEXT_ROW)
+    tokenizer = chat_tokenizer()
+    assert tokenizer.decode(tokens) == (
+        "<|im_start|>user\ncount<|im_end|>\n<|im_start|>assistant\none<|im_end|>\n"
+        "<|im_start|>user\non<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>"
+    )
+    sampled = [token for token, is_sampled in zip(tokens[-len(mask) :], mask, strict=True) if is_sampled]
+    assert tokenizer.decode(sampled) == "one<|im_end|>two<|im_end|>"
+    assert (set(logprobs), capture, ids) == ({0.0}, "text", "e-000 e-001")
+
+
+TEXT_ROW = """
+select prompt_tokens || response_tokens, action_mask, response_logprobs, capture, metadata['call_ids'] from rollouts
+"""

@@ -98,9 +98,35 @@ CLIENTS = {
         ],
         streams=False,
     ),
-    "pi": Client(program="pi.sh", environment="clients-node", turns=shell_turns("bash", "command"), streams=True),
+    **{
+        name: Client(
+            program="pi.sh",
+            environment="clients-node",
+            turns=shell_turns("bash", "command"),
+            streams=True,
+            variables={"API": api},
+        )
+        for name, api in (
+            ("pi", "openai-completions"),
+            ("pi, responses", "openai-responses"),
+            ("pi, messages", "anthropic-messages"),
+        )
+    },
     "codex": Client(
         program="codex.sh", environment="clients-node", turns=shell_turns("exec_command", "cmd"), streams=True
+    ),
+    # Its thinking comes back as reasoning items.
+    "codex, thinking": Client(
+        program="codex.sh",
+        environment="clients-node",
+        turns=[f"<think>\nHm.\n</think>\n\n{turn}" for turn in shell_turns("exec_command", "cmd")],
+        streams=True,
+    ),
+    "claude-code": Client(
+        program="claude_code.sh",
+        environment="clients-node",
+        turns=shell_turns("Bash", "command", description="A command"),
+        streams=True,
     ),
     "opencode": Client(
         program="opencode.sh",

@@ -1,4 +1,4 @@
-"""The package without extras reads, writes and keeps roots: its commands run, and the others name the extra.
+"""The package without torch reads, writes and keeps roots, and records calls (extra gateway); others name their extra.
 
 `make light` runs these tests in an environment in which nothing else is installed. In the environment of all tests, an
 import finder refuses what that one lacks.
@@ -6,6 +6,7 @@ import finder refuses what that one lacks.
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import uuid
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import light_runs
 import pytest
+from gateway.upstream_server import PROGRAM, answer, upstream_server
 from light_runs import GOLDEN, TRAIN_PACKAGES
 
 from ludic.app.cli.commands import COMMANDS
@@ -74,6 +76,23 @@ def copy(store: Path, url: str) -> None:
     for file in store.rglob("*"):
         if file.is_file():
             storage.put(file.relative_to(store).as_posix(), file.read_bytes())
+
+
+def test_the_gateway_records_the_calls_to_another_server(tmp_path: Path) -> None:
+    agent, url = tmp_path / "agent.py", str(tmp_path / "recorded")
+    agent.write_text(PROGRAM)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    with upstream_server() as upstream:
+        upstream.answers = [(200, {}, answer())]
+        command = ["gateway", url, "--upstream", upstream.url, "--port", port, "--command", f"{sys.executable} {agent}"]
+        stored = ["sql", url, "select dialect, capture, response_tokens::text as tokens from model_calls"]
+        (ended, said, _), (code, rows, err) = run(command, stored, folder=tmp_path)
+    assert ended == 1  # the program's exit code is 3
+    assert "1 call, stored in" in said
+    assert code == 0, err
+    assert all(word in rows for word in ("messages", "sampler", "[7, 8]"))
 
 
 def test_commands_that_sample_and_train_name_the_extra_and_begin_nothing(tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ def _reads_new_columns(terms: TokenTerms, config: Reinforce) -> tuple[Tensor, Te
 _of_ludic, reinforce = reinforce, _reads_new_columns
 """
 CHECKS = """\
+import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +129,8 @@ from ludic.root.rows.writer import RolloutWriter
 from ludic.root.root import Root
 from ludic.root.rows.files import list_files
 from ludic.root.rows.parquet import decode, encode
+from ludic.root.gateways import claim_episode, held_life
+from ludic.root.rows.calls import CallLog, read_calls, whole_columns
 
 run, old = ludic.open(sys.argv[1]), Root.open(sys.argv[2], writable=True)
 
@@ -229,6 +232,44 @@ for batch in (each for rank in ranks for each in rank.micro_batches):
         found.append(rollout_id)
     assert next(read, None) is None
 assert sorted(found) == sorted(id for id, row in stored.items() if len(row.prompt_tokens) < 16)
+
+# Agents' calls have them, too; of those along the tokens read, a call stores what its base lacks.
+first = sampled(request)
+prompt = np.concatenate([request.prompt_tokens, first.tokens, np.array([7], np.int32)])
+second = sampled(GenerationRequest(prompt_tokens=prompt, params=SamplingParams(), seed=4))
+common = {"episode_id": "e", "attempt": 1, "event": "call", "dialect": "chat", "path": "/", "request_digest": "a" * 64}
+calls = [
+    {**common, "call_id": "1", "retry_count": 0, "prompt_tokens": request.prompt_tokens,
+     "response_tokens": first.tokens, **first.columns},
+    {**common, "call_id": "2", "retry_count": 0, "prompt_tokens": prompt, "base_call_id": "1",
+     "base_length": len(prompt) - 1, "response_tokens": second.tokens, **second.columns},
+]
+
+async def append():
+    async with CallLog(old, life) as log:
+        await log.append(*calls)
+        try:
+            await log.append({**calls[0], "seen": first.columns["seen"][:-1]})
+        except InvalidBatchError as error:
+            assert "seen has length" in str(error), error
+        else:
+            raise AssertionError("a wrong length was stored")
+
+with held_life(old) as life:
+    claim_episode(life, episode_id="e", attempt=1, key_digest="b" * 64, group_id="g", env_name="x", env_example_id="1")
+    asyncio.run(append())
+found = whole_columns(read_calls(old, "e", 1))
+for call_id, completion in (("1", first), ("2", second)):
+    for name, values in completion.columns.items():
+        of_call = found[call_id][name]
+        if name == "seen":
+            assert [each.tolist() for each in of_call] == [each.tolist() for each in values]
+        else:
+            assert np.array_equal(of_call, values), name
+lengths = ludic.connect(old).execute("select len(seen), len(surprise), pace from calls order by call_id").fetchall()
+n, m = len(first.tokens), len(second.tokens)
+assert lengths == [(n + 1, n, 0.5), (m + 1, m, len(prompt) / 4)], lengths
+assert [each for each in ludic.open(old.url).verify().findings if each.check == "call"] == []
 
 # Out as JSON lines and in again.
 run.export("jsonl", "rows.jsonl")

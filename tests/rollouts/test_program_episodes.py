@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gateway.scripted import Turn, scripted_agent
+from gateway.scripted import Turn, says, scripted_agent
 
 from ludic.agents.agent import Agent
-from ludic.environments.environment import Example, Score
+from ludic.environments.environment import Example, Score, tool
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, EngineError
@@ -132,6 +132,39 @@ def test_the_rows_hold_what_the_engine_sampled_and_the_score_of_the_final_text(t
         assert float(row.token_rewards.sum()) == 5.0
         assert [step.action for step in row.environment_steps] == ["b" * 5]
         assert row.model == "scripted"
+
+
+class Doubles(Questions):
+    @tool
+    def double(self, number: int) -> int:
+        """Double a number.
+
+        Args:
+            number: The number.
+        """
+        return 2 * number
+
+
+CLIENT = """
+{kind} run(example, client: "openai.{client}", model, tools, folder):
+    messages = example["messages"]
+    said = {wait} client.chat.completions.create(model=model, messages=messages, tools=tools.schemas)
+    (call,) = said.choices[0].message.tool_calls
+    return {wait} tools.call(call.function.name, call.function.arguments) + folder[-4:]
+"""
+
+
+@pytest.mark.slow  # imports openai
+@pytest.mark.parametrize(
+    ("kind", "client", "wait"), [("async def", "AsyncOpenAI", "await"), ("def", "OpenAI", "")], ids=["async", "sync"]
+)
+def test_a_function_gets_a_client_of_openai_and_the_environments_tools(
+    tmp_path: Path, kind: str, client: str, wait: str
+) -> None:
+    agent = scripted_agent(lambda asked: says("", ("double", {"number": 4})))
+    source = CLIENT.format(kind=kind, client=client, wait=wait)
+    rows = sample(tmp_path, agent, Doubles, **settings(tmp_path, source))
+    assert [(row.environment_steps[0].action, row.error) for row in rows] == [("8work", None)] * 2
 
 
 FAILURES = {

@@ -57,6 +57,8 @@ TEXTS = {
     "CodeRecord.imports key": "compared",
     "CodeRecord.imports": "a digest that is compared",
     "Delta.files": "a digest that is compared",
+    "EpisodeClaim.left_behind": "compared",
+    "EpisodeClaim.scored_call_id": "compared",
     "EpisodeClaim.opened_at": "for people",
     "EpisodeClaim.expires_at": "compared",
     "EpisodeClaim.group_id": "compared",

@@ -4,7 +4,7 @@ Raises ConfigError if the target exists, QueryError if the SQL fails.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -89,7 +89,8 @@ def _resolved_rows(result: pa.RecordBatchReader) -> Iterator[list[Any]]:
         yield [row[name] for name in names]
 
 
-def _write(names: list[str], rows: Iterable[list[Any]], sink: Path | BinaryIO) -> TextReport:
+def _write(names: Sequence[str], rows: Iterable[list[Any]], sink: Path | BinaryIO) -> TextReport:
+    """Write rows, each with a value for each name, as JSON Lines."""
     num_rows = 0
 
     def counted() -> Iterator[list[Any]]:

@@ -23,6 +23,7 @@ from ludic.adapters.imports.atif import (
     ARGUMENTS,
     BEHIND,
     BORDER,
+    IDS,
     OWN,
     REWARDS,
     SEGMENT,
@@ -347,11 +348,13 @@ def _metrics(row: Rollout, span: AgentStep, *, is_last: bool) -> Json:
             own[name] = [each.tolist() for each in values[start:end]]
     prompt = np.concatenate([row.prompt_tokens, row.response_tokens[:start]])
     has_logprobs = _capture(row) not in WITHOUT_LOGPROBS
+    ids = dict(zip(IDS, (prompt.tolist(), tokens.tolist()), strict=True))
+    if _capture(row) == "text":
+        own, ids = {**own, **ids}, {}
     metrics = {
         "prompt_tokens": len(prompt),
         "completion_tokens": len(tokens),
-        "prompt_token_ids": prompt.tolist(),
-        "completion_token_ids": tokens.tolist(),
+        **ids,
         "logprobs": row.response_logprobs[start:end].tolist() if has_logprobs else None,
     }
     return _without_none({**metrics, "extra": {OWN: own} if own else None})

@@ -41,6 +41,8 @@ OWN = "ludic"
 """Field of an object `extra` with what ATIF has no field for, under the names of the rollouts table."""
 ACTION_MASK, REWARDS = "action_mask", "token_rewards"
 """Fields of `extra.ludic` of metrics: arrays of the completion."""
+IDS = ("prompt_token_ids", "completion_token_ids")
+"""Fields of metrics; of its `extra.ludic` where ludic made the tokens of a text, so that no model sampled them."""
 SEGMENT, BORDER, BEHIND = "segment_index", "prompt_length", "following_token_ids"
 """Fields of `extra.ludic` of a step: the number of its row; where the row's response begins, if before the first
 sampled token; tokens of the response behind the last completion."""
@@ -76,8 +78,8 @@ def read_atif(url: str) -> NumberedRecords:
 def atif(record: ImportRecord) -> Iterator[ImportedEpisode]:
     """ATIF v1.0 to v1.8: one trajectory a record, as Harbor's agents write it to TRIAL/agent/trajectory.json.
 
-    Each trajectory that is embedded as a sub-agent is an episode too. ATIF has no reward: it is read from
-    extra.ludic.episode_reward alone, as `ludic export --format atif` writes it.
+    Each trajectory that is embedded as a sub-agent is an episode too. ATIF has no reward: extra.ludic.episode_reward is
+    read, as `ludic export --format atif` writes it, else extra.episode_reward or extra.reward.
     """
     version = record.get("schema_version")
     if not isinstance(version, str) or not _VERSIONS.fullmatch(version):
@@ -92,6 +94,10 @@ def _episode(record: ImportRecord, parent: ImportRecord | None, at: str) -> Impo
     agent, own, others = _object(record.get("agent"), f"{at}agent"), *_extra(record.values, at)
     record.used.update(("extra", "final_metrics", "subagent_trajectories"))
     columns = own_columns(ours := ImportRecord(own))
+    if not own:
+        extra = ImportRecord(others)
+        columns["episode_reward"] = extra.number("episode_reward", "reward")
+        others = extra.rest()
     steps = _objects(record.get("steps"), f"{at}steps")
     if not steps:
         raise refusal(f"{at}steps", record.get("steps"), "a list of steps")
@@ -252,12 +258,12 @@ class _Trajectory:
 
 def _call(metrics: Json, at: str) -> _Call | None:
     """Return the call of a step; None if its metrics have not the ids of prompt and completion."""
-    prompt = _tokens(metrics.get("prompt_token_ids"), f"{at}.prompt_token_ids")
-    tokens = _tokens(metrics.get("completion_token_ids"), f"{at}.completion_token_ids")
-    if not len(prompt) or metrics.get("completion_token_ids") is None:
-        return None
     own, _ = _extra(metrics, f"{at}.")
-    lists = {name: values for name, values in own.items() if name != REWARDS}
+    ids = [own.get(name) if metrics.get(name) is None else metrics[name] for name in IDS]
+    prompt, tokens = (_tokens(each, f"{at}.{name}") for each, name in zip(ids, IDS, strict=True))
+    if not len(prompt) or ids[1] is None:
+        return None
+    lists = {name: values for name, values in own.items() if name not in (REWARDS, *IDS)}
     if metrics.get("logprobs") or (metrics.get("logprobs") is not None and not len(tokens)):
         lists["response_logprobs"] = metrics["logprobs"]
     for name, values in {**lists, REWARDS: own.get(REWARDS)}.items():

@@ -409,8 +409,9 @@ def _add_sampled(builder: RowBuilder, index: int, node: Json) -> list[Completion
 
 # --- The formats -----------------------------------------------------------------------------------------
 
-ATIF = ImportFormat(function=atif, read=read_atif, files=r"trajectory[^/]*\.jsonl?$")
 ART = ImportFormat(function=art, path=r"trajectories/(?P<split>[^/]+)/(?P<step>\d+)\.parquet$", grows=False)
+# An agent may write its trajectory after each step.
+ATIF = ImportFormat(function=atif, read=read_atif, files=r"trajectory[^/]*\.jsonl?$")
 INSPECT = ImportFormat(function=inspect_ai, read=read_inspect, env_field="log.task", files=r"\.eval$", grows=False)
 JSONL = ImportFormat(function=jsonl)
 LIGHTEVAL = ImportFormat(function=lighteval, env_field="doc.task_name", files=r"details_[^/]*\.parquet$", grows=False)

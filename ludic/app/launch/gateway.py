@@ -93,6 +93,7 @@ def run_gateway(
     say: called with the lines that a user needs, which hold the key. Raises ConfigError, and MissingRootError without a
     root to sample from.
     """
+    own = _own_key()
     if start.process.command is not None:
         split_command(start.process.command)
     with ExitStack() as stack:
@@ -108,7 +109,7 @@ def run_gateway(
         life = stack.enter_context(held_life(served.root, address))
         gateway = Gateway(served.root, life, served.backend, start.gateway, served.params)
         runner = stack.enter_context(new_loop())
-        return runner.run(_serve(gateway, start, listener, address, stop, say))
+        return runner.run(_serve(gateway, start, listener, address, own, stop, say))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +147,7 @@ def _own_engine(url: str, start: GatewayStart, stop: threading.Event) -> Iterato
     """Yield an engine with the run's newest weights, which a thread keeps up to date; None if `stop` came first."""
     from ludic.app.launch.sample import publish_first
     from ludic.gateway.conversation import EngineBackend
-    from ludic.rollouts import WeightSync, sampling_params
+    from ludic.rollouts import WeightSync, sampling_params, with_tool_format
     from ludic.root.weights import base_of_run
 
     try:
@@ -180,7 +181,7 @@ def _own_engine(url: str, start: GatewayStart, stop: threading.Event) -> Iterato
         thread.start()
         stack.callback(thread.join)
         stack.callback(done.set)
-        backend = EngineBackend(agents[0], keep_thinking=start.gateway.keep_thinking)
+        backend = EngineBackend(with_tool_format(agents[0], run), keep_thinking=start.gateway.keep_thinking)
         yield _Served(root=root, backend=backend, params=sampling_params(run))
 
 
@@ -212,10 +213,10 @@ async def _serve(
     start: GatewayStart,
     listener: socket.socket,
     address: str,
+    own: str,
     stop: threading.Event,
     say: Callable[[str], None],
 ) -> CommandEpisode | None:
-    own = _own_key()
     async with AsyncExitStack() as stack:
         if isinstance(gateway.backend, UpstreamBackend):
             await stack.enter_async_context(gateway.backend)
@@ -245,11 +246,22 @@ def _lines(gateway: Gateway, start: GatewayStart, address: str, own: str) -> Ite
     if start.process.host not in LOCAL_HOSTS:
         yield "# other machines reach this address, without encryption: who reads the key on the way can use it"
     yield f"# {gateway.backend.model} at {address}, stored in {gateway.root.url}; Ctrl-C stops the gateway"
-    shown = f'"${KEY_VARIABLE}"' if KEY_VARIABLE in os.environ else own
     name = new_id().replace("-", "")[-12:]
-    for variable, value in agent_variables(address, name, 1, shown).items():
-        yield f"export {variable}={value}"
+    for variable, value in _variables(gateway, address, name, 1, own).items():
+        # The name of the model may be another server's text.
+        is_known = value == own and KEY_VARIABLE in os.environ
+        yield f"export {variable}=" + (f'"${KEY_VARIABLE}"' if is_known else shlex.quote(value))
     yield f"# the agent's calls are the episode {name}; for another episode, write another name in its place"
+
+
+def _variables(gateway: Gateway, address: str, episode_id: str, attempt: int, key: str) -> dict[str, str]:
+    """Return the environment variables of an agent, with those of the model's name that some read."""
+    model = gateway.backend.model
+    return {
+        **agent_variables(address, episode_id, attempt, key),
+        "OPENAI_MODEL": model,
+        "ANTHROPIC_MODEL": model,
+    }
 
 
 async def _run_command(gateway: Gateway, command: str, address: str, stop: threading.Event) -> CommandEpisode:
@@ -258,7 +270,7 @@ async def _run_command(gateway: Gateway, command: str, address: str, stop: threa
     assert episode.key is not None
     # The user's own key of Anthropic would be sent beside that of the episode.
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_COMMANDS}
-    environment |= agent_variables(address, episode.episode_id, episode.attempt, episode.key)
+    environment |= _variables(gateway, address, episode.episode_id, episode.attempt, episode.key)
     process = await asyncio.create_subprocess_exec(*split_command(command), env=environment)
     ended = asyncio.ensure_future(process.wait())
     while not ended.done() and not stop.is_set():

@@ -39,11 +39,12 @@ class ExportOptions:
     format: Annotated[str, EXPORTER]
     """Output format. delta and iceberg register the existing files without copying them; run the command again to add
     new files. hf writes a folder of weights, configuration and tokenizer, for transformers and vLLM. inspect writes
-    evaluations as logs of inspect_ai."""
+    evaluations as logs of inspect_ai. jsonl, atif and chat write a line for each row: all columns, a trajectory of ATIF
+    v1.7 with token ids and logprobs, or OpenAI's chat messages."""
     table: Literal["rollouts", "evals"] = "rollouts"
     """Table to export."""
     where: str | None = None
-    """JSONL: SQL predicate, such as "policy_version > 3"; None exports all rows."""
+    """jsonl, atif and chat: SQL predicate, such as "policy_version > 3"; None exports all rows."""
     sql: str | None = None
     """JSONL: export the result of this query, which may use the same views as `ludic sql`."""
     step: Index | None = None
@@ -122,7 +123,7 @@ def import_(
         run: Folder or URL of the run; created if it does not exist and --model is given.
         files: Files to import, paths or URLs; with --follow folders, or URLs of folders.
         from_: Format of the files: jsonl (also for the forms of conversations and pairs in docs/fit.md), verl, trl,
-            prime-rl, skyrl, art, inspect, lm-eval, lighteval, or path/to/file.py:function (docs/interop.md).
+            prime-rl, skyrl, art, atif, inspect, lm-eval, lighteval, or path/to/file.py:function (docs/interop.md).
         env: Environment name for records without one, and for all samples of inspect, lm-eval and lighteval instead of
             their task; None uses the task, or the name of the format or function.
         tokenizer: Folder, Hugging Face id or URL of the tokenizer for texts; None uses the tokenizer of the run's

@@ -50,8 +50,9 @@ def compact(
 ) -> "CompactionReport":
     """Rewrite the many small files of finished versions into few large ones.
 
-    Safe while the run and readers continue; after an interruption, call it again. Files of requests/, which have no
-    versions, are always taken. Raises SettingsError for both before and all_versions.
+    Safe while the run and readers continue; after an interruption, call it again. Files of requests/, and those of
+    calls/ whose gateways have ended, have no versions and are always taken. Raises SettingsError for both before and
+    all_versions.
 
     Args:
         before: Compact versions below this one; None takes the versions that workers and the newest trainer no longer

@@ -188,11 +188,11 @@ def response(answer: Answer, request: CallRequest) -> bytes:
 def stream(answer: Answer, request: CallRequest) -> Iterator[bytes]:
     """Yield the events of a response."""
     blocks = _blocks(answer)
+    calls = {call.id: call.arguments for call in answer.message.tool_calls}
     started = _message(answer, []) | {"stop_reason": None, "stop_sequence": None}
     started["usage"] = _usage(answer) | {"output_tokens": 0}
     yield _event("message_start", message=started)
     for number, block in enumerate(blocks):
-        calls = {call.id: call.arguments for call in answer.message.tool_calls}
         yield _event("content_block_start", index=number, content_block={**block, **_START[block["type"]]})
         for delta in _deltas(block, calls):
             yield _event("content_block_delta", index=number, delta=delta)

@@ -163,6 +163,8 @@ def _read_tools(fields: rules.Fields) -> tuple[list[dict[str, Any]], dict[str, M
         group = rules.known_fields(fields, tool, ("type", "name", "description", "tools"), at)
         if not isinstance(group.get("name"), str) or not group["name"]:
             raise rules.wrong(f"{at}.name", group.get("name"), "the name of the namespace")
+        if not isinstance(group.get("description"), str | None):
+            raise rules.wrong(f"{at}.description", group["description"], "a text")
         if not isinstance(group.get("tools"), list):
             raise rules.wrong(f"{at}.tools", group.get("tools"), "a list of tools")
         for number, each in enumerate(group["tools"]):
@@ -197,7 +199,7 @@ def _add_tool(
         function["name"] = flat_name(group["name"], function["name"])
         about = [*filter(None, [group.get("description"), function.get("description")])]
         if about:
-            function["description"] = "\n\n".join(map(str, about))
+            function["description"] = "\n\n".join(about)
     elif kind == "custom":
         kinds[function["name"]] = {"type": kind}
     tools.append(schema)

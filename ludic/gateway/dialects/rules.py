@@ -134,7 +134,6 @@ def _is_stops(value: Any) -> bool:
 
 
 READ = Rule(is_recorded=False)
-ANY = Rule()
 BOOLEAN = Rule(accepts=lambda value: isinstance(value, bool), wanted="true or false")
 NUMBER = Rule(accepts=is_number, wanted="a number")
 INTEGER = Rule(accepts=is_integer, wanted="a whole number")

@@ -1,6 +1,5 @@
 from .calls import CallLog as CallLog
 from .calls import prompt_digest as prompt_digest
-from .calls import put_prompt as put_prompt
 from .calls import read_all_calls as read_all_calls
 from .calls import read_calls as read_calls
 from .calls import read_prompt as read_prompt
@@ -9,6 +8,7 @@ from .calls import to_calls_table as to_calls_table
 from .calls import whole_columns as whole_columns
 from .calls import whole_messages as whole_messages
 from .calls import whole_prompts as whole_prompts
+from .earlier_calls import EarlierCalls as EarlierCalls
 from .evaluations import MOST_SAMPLES as MOST_SAMPLES
 from .evaluations import BlockClaims as BlockClaims
 from .evaluations import SampleBlock as SampleBlock

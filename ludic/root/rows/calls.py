@@ -44,7 +44,7 @@ from ludic.records import (
 )
 from ludic.root.catalogue import CALLS, EPISODES, PROMPTS, PromptName, SequenceName
 from ludic.root.gateways import Life
-from ludic.root.json_records import EpisodeClaim
+from ludic.root.json_records import COMPACTED, EpisodeClaim
 from ludic.root.root import Root
 from ludic.root.rows.parquet import decode, encode_plain, plain_options
 from ludic.root.rows.writer import commit
@@ -256,7 +256,19 @@ def chain_digest_of(prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> s
     """Return the digest of all tokens of a call: SHA-256 of prompt and completion as int32, hexadecimal."""
     found = hashlib.sha256(np.ascontiguousarray(prompt_tokens, np.int32).tobytes())
     found.update(np.ascontiguousarray(response_tokens, np.int32).tobytes())
-    return f"{found.hexdigest()}"
+    return found.hexdigest()
+
+
+def chain_digests_of(calls: pa.Table) -> dict[str, str]:
+    """Return the digest of the tokens of each call that has some, by call_id. Raises as `whole_prompts` does."""
+    rows, prompts = _answered(calls), whole_prompts(calls)
+    sampled = values_of(_TOKENS["response_tokens"], rows["response_tokens"])
+    pairs = zip(rows["call_id"].to_pylist(), sampled, strict=True)
+    return {
+        call_id: chain_digest_of(prompts[call_id], each)
+        for call_id, each in pairs
+        if call_id in prompts and each is not None
+    }
 
 
 # --- Files ----------------------------------------------------------------------------------------------------
@@ -562,7 +574,7 @@ def read_all_calls(root: Root, workers: Collection[str] | None = None) -> pa.Tab
 
     workers: worker_ids of the lives whose rows are wanted; None is all. Raises SchemaError for a broken file.
     """
-    return _sorted(_read_files(root, workers))
+    return sorted_calls(_read_files(root, workers))
 
 
 def read_calls(root: Root, episode_id: str, attempt: int) -> pa.Table:
@@ -571,10 +583,10 @@ def read_calls(root: Root, episode_id: str, attempt: int) -> pa.Table:
     workers = {claim.worker_id for claim in claims if isinstance(claim, EpisodeClaim)}
     rows = _read_files(root, workers)
     mine = pc.and_(pc.equal(rows["episode_id"], episode_id), pc.equal(rows["attempt"], attempt))
-    return _sorted(rows.filter(mine))
+    return sorted_calls(rows.filter(mine))
 
 
-def _sorted(rows: pa.Table) -> pa.Table:
+def sorted_calls(rows: pa.Table) -> pa.Table:
     """Sort rows, and leave out the second of two equal events: a compacted file and its sources may both be there."""
     rows = rows.take(pc.sort_indices(rows, [("call_id", "ascending"), ("created_at", "ascending")]))
     keys = zip(rows["call_id"].to_pylist(), rows["event"].to_pylist(), strict=True)
@@ -585,18 +597,26 @@ def _sorted(rows: pa.Table) -> pa.Table:
 
 
 def _read_files(root: Root, workers: Collection[str] | None) -> pa.Table:
-    names = [CALLS.name(found) for found in CALLS.listed(root)]
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        tables = [rows for rows in pool.map(partial(_read_file, root, workers), names) if rows is not None]
-    return pa.concat_tables([arrow_schema(CALLS.table).empty_table(), *tables])
+    """Return the rows of these lives in all files. Lists again if a compaction moved rows to another file meanwhile."""
+    known: dict[str, pa.Table] = {}
+    while True:
+        listed = [found for found in CALLS.listed(root) if workers is None or _may_hold(found.worker_id, workers)]
+        names = [CALLS.name(found) for found in listed]
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            new = [name for name in names if name not in known]
+            found = dict(zip(new, pool.map(partial(_read_file, root, workers), new), strict=True))
+        known |= {name: rows for name, rows in found.items() if rows is not None}
+        if None not in found.values():
+            return pa.concat_tables([arrow_schema(CALLS.table).empty_table(), *(known[name] for name in names)])
+
+
+def _may_hold(committer: str, workers: Collection[str]) -> bool:
+    return committer in workers or committer.startswith(COMPACTED)
 
 
 def _read_file(root: Root, workers: Collection[str] | None, name: str) -> pa.Table | None:
-    """Return the rows of these lives in a file; None if it has none, or was deleted by a compaction."""
-    found, where = CALLS.parse(name), f"{root.url}/{name}"
-    assert found is not None
-    if workers is not None and found.worker_id not in workers and not found.worker_id.startswith("compacted."):
-        return None
+    """Return the rows of these lives in a file; None if it is gone."""
+    where = f"{root.url}/{name}"
     try:
         rows = decode(root.read(name), where, CALLS.table)
     except FileNotFoundError:

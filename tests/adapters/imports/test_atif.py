@@ -1,4 +1,4 @@
-"""Trajectories of ATIF: what `ludic export` writes comes back, and what others write is read or refused by step."""
+"""Trajectories of ATIF: Harbor's files become rows, and all that ludic exports comes back."""
 
 import json
 import tempfile
@@ -8,20 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gateway.stored_calls import Calls, store, whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import as_plain, changed, rollout_batches
-from tiny_runs import create_root
+from tiny_runs import create_root, query
 
 from ludic.adapters.imports.formats import load_format
-from ludic.adapters.imports.importing import import_file
+from ludic.adapters.imports.importing import import_file, import_files
 from ludic.app.operations.run import Run
+from ludic.errors import ConfigError
+from ludic.gateway import assemble_root
 from ludic.models.chat import load_tokenizer
 from ludic.records.conversion import from_table
 from ludic.records.rollout import Message, Rollout, RolloutBatch, ToolCall, new_id
 from ludic.records.tables import arrow_schema
+from ludic.root import claim_life
 from ludic.root.json_records import ImportReport
 from ludic.root.root import Root
+from ludic.root.rows.calls import put_prompt
 from ludic.root.rows.files import list_files
 from ludic.root.rows.parquet import read_columns
 from ludic.root.rows.writer import RolloutWriter
@@ -48,6 +53,80 @@ def rows_of(root: Root) -> list[Rollout]:
     return [row for batch in batches for group in batch.groups for row in group.rollouts]
 
 
+HARBOR: dict[str, Any] = {
+    "schema_version": "ATIF-v1.7",
+    "session_id": "s",
+    "agent": {"name": "terminus-2", "version": "2.0", "model_name": "qwen"},
+    "steps": [
+        {"step_id": 1, "source": "system", "message": "be brief"},
+        {"step_id": 2, "source": "user", "message": "list"},
+        {
+            "step_id": 3,
+            "source": "agent",
+            "message": "",
+            "reasoning_content": "hm",
+            "tool_calls": [{"tool_call_id": "c1", "function_name": "bash", "arguments": {"cmd": "ls"}}],
+            "observation": {"results": [{"source_call_id": "c1", "content": "a.txt"}]},
+            "metrics": {"prompt_token_ids": [1, 2], "completion_token_ids": [3, 4], "logprobs": [-0.5, -0.25]},
+        },
+        {
+            "step_id": 4,
+            "source": "agent",
+            "message": "a.txt",
+            "metrics": {"prompt_token_ids": [1, 2, 3, 4, 5], "completion_token_ids": [6], "logprobs": [-1.0]},
+        },
+    ],
+    "extra": {"reward": 1.0},
+}
+ROWS = """
+select prompt_tokens, response_tokens, coalesce(action_mask, [true for each in response_tokens]), response_logprobs,
+    episode_reward, capture
+from rollouts order by prompt_tokens
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Root:
+    return create_root(str(tmp_path / "run"), "tiny")
+
+
+def test_harbors_trajectory_becomes_a_row_with_its_tokens(run: Root, tmp_path: Path):
+    file = tmp_path / "trajectory.json"
+    file.write_text(json.dumps(HARBOR, indent=2))
+    (report,) = import_files(run, [str(file)], "atif")
+    assert (report.num_rollouts, report.refused) == (1, [])
+    assert query(run, ROWS) == [
+        ([1, 2], [3, 4, 5, 6], [True, True, False, True], [-0.5, -0.25, 0.0, -1.0], 1.0, "sampler")
+    ]
+    ((messages, steps),) = query(run, "select messages, agent_steps from rollouts")
+    assert [(each["role"], each["content"], each["reasoning"], each["tool_call_id"]) for each in messages] == [
+        ("system", "be brief", None, None),
+        ("user", "list", None, None),
+        ("assistant", "", "hm", None),
+        ("tool", "a.txt", None, "c1"),
+        ("assistant", "a.txt", None, None),
+    ]
+    assert [(step["action_target"], step["start"], step["end"]) for step in steps] == [
+        ("internal", 0, 2),
+        ("env", 3, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"schema_version": "ATIF-v2.0"}, "schema_version is 'ATIF-v2.0', wanted ATIF-v1.0 to ATIF-v1.8"),
+        ({"steps": [{"source": "robot"}]}, r"steps\[0\].source is 'robot', wanted system, user, agent"),
+        ({"steps": HARBOR["steps"][:2]}, "steps has no step of the agent that a model sampled"),
+    ],
+)
+def test_a_bad_trajectory_is_refused_with_its_reason(run: Root, tmp_path: Path, change, reason):
+    file = tmp_path / "trajectory.json"
+    file.write_text(json.dumps({**HARBOR, **change}))
+    with pytest.raises(ConfigError, match=reason):
+        import_files(run, [str(file)], "atif")
+
+
 # --- What ludic exports -----------------------------------------------------------------------------------
 
 _TEXT = st.text(max_size=5)
@@ -59,7 +138,9 @@ _said = st.builds(Message, role=st.just("assistant"), content=_TEXT, tool_calls=
 _others = st.builds(
     Message, role=st.sampled_from(["system", "developer", "user"]), content=_TEXT, name=st.none() | _TEXT
 )
-_results = st.builds(Message, role=st.just("tool"), content=_TEXT, tool_call_id=st.none() | _TEXT, name=st.none() | _TEXT)
+_results = st.builds(
+    Message, role=st.just("tool"), content=_TEXT, tool_call_id=st.none() | _TEXT, name=st.none() | _TEXT
+)
 _conversations = st.lists(_said | _others | _results, max_size=5).map(tuple)
 
 
@@ -74,7 +155,7 @@ def as_read(row: Rollout) -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(batch=rollout_batches(), data=st.data())
 def test_what_ludic_exports_as_atif_comes_back(batch: RolloutBatch, data: st.DataObject):
     groups = [
@@ -107,3 +188,40 @@ def test_what_ludic_exports_as_atif_comes_back(batch: RolloutBatch, data: st.Dat
     for key, rows in wanted.items():
         for name in ("episode_reward", "reward_components", "env_name", "agent_id", "model", "error", "purpose"):
             assert as_plain(getattr(found[key][0], name)) == as_plain(getattr(rows[0], name)), name
+
+
+@pytest.mark.slow
+def test_an_episode_of_calls_is_one_trajectory_and_comes_back_as_one_episode(run: Root, tmp_path: Path):
+    calls, search = Calls("e"), ToolCall(id="t1", name="search", arguments="no JSON")
+    asked = (Message(role="user", content="hi"),)
+    answers = [Message(role="assistant", content="", tool_calls=(search,)), Message(role="assistant", content="end")]
+    more = (*asked, answers[0], Message(role="tool", content="found", tool_call_id="t1"))
+    tools = [{"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}]
+    first = calls.add([1, 2], [10, 11], messages=asked, answer=answers[0], tools=tools)
+    calls.add([*whole(first), 3], [12], messages=more, answer=answers[1])
+    calls.add([*whole(first), 4], [13, 14], messages=more, answer=answers[1])
+    put_prompt(run, tools)
+    store(claim_life(run, "http://a"), 0, calls, reward=0.5)
+    assemble_root(run)
+
+    file = tmp_path / "out.jsonl"
+    Run(run).export("atif", str(file))
+    (line,) = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [step["step_id"] for step in line["steps"]] == [1, 2, 3, 4, 5, 6]
+    copied = [step.get("is_copied_context", False) for step in line["steps"]]
+    assert copied == [False, False, False, True, True, False]  # the fork's prompt holds the first answer
+    assert line["steps"][1]["observation"]["results"] == [{"source_call_id": "t1", "content": "found"}]
+    assert line["agent"]["tool_definitions"] == tools
+    back = create_root(str(tmp_path / "back"), "tiny")
+    import_files(back, [str(file)], "atif")
+    assert query(back, ROWS) == query(run, ROWS)
+    assert query(back, "select count(distinct episode_id), count(distinct trajectory_id) from rollouts") == [(1, 1)]
+    assert query(back, "select distinct messages[2].tool_calls[1].arguments from rollouts") == [("no JSON",)]
+
+    chat = tmp_path / "chat.jsonl"
+    Run(run).export("chat", str(chat))
+    one, fork = [json.loads(line) for line in chat.read_text().splitlines()]
+    assert [message["role"] for message in one["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert one["messages"][1]["tool_calls"][0]["function"] == {"name": "search", "arguments": "no JSON"}
+    assert (one["tools"], one["episode_reward"]) == (tools, 0.5)
+    assert [message.get("weight") for message in fork["messages"]] == [None, 0, None, None]

@@ -199,3 +199,32 @@ def test_logprobs_are_those_of_the_sampled_tokens(dialect, where):
     tokens = found["logprobs"]["content"] if dialect == "chat" else found["content"][0]["logprobs"]
     assert tokens[0] == {"token": "é", "logprob": -0.5, "bytes": [0xC3, 0xA9], "top_logprobs": []}
     assert [token["logprob"] for token in tokens] == [-0.5, -0.25]
+
+
+def test_items_of_responses_become_the_messages_that_they_were():
+    module = DIALECTS["responses"]
+    request = module.read(body("responses", [user_turn("hi")], include=["reasoning.encrypted_content"]))
+    said = Message(role="assistant", content="Sun.", reasoning="Hm.")
+    reasoning, message = json.loads(module.response(make_answer(said), request))["output"]
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    turns = [
+        user_turn("hi"),
+        {**reasoning, "summary": []},  # thinking is in encrypted_content, too, which some clients keep alone
+        message,
+        message,  # one message has one text, and so this is the next one
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "So."}]},
+        call,
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "7"}]},
+        call | {"call_id": "b"},
+        {"type": "reasoning", "summary": []},
+        user_turn("go on"),
+    ]
+    made = tuple(ToolCall(id=name, name="f", arguments="{}") for name in "ab")
+    assert module.read(body("responses", turns)).messages[1:] == (
+        said,
+        Message(role="assistant", content="Sun."),
+        Message(role="assistant", content="", reasoning="So.", tool_calls=made[:1]),
+        Message(role="tool", content="7", tool_call_id="a"),
+        Message(role="assistant", content="", tool_calls=made[1:]),
+        Message(role="user", content="go on"),
+    )

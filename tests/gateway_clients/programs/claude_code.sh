@@ -1,5 +1,4 @@
-# Claude Code: speaks Anthropic's messages, always streamed. $1 is the folder of its program, which is a native binary:
-# @anthropic-ai/claude-code-linux-x64, so that no other node is needed.
+# Claude Code: speaks Anthropic's messages, always streamed. $1 is the folder of its program, a native binary.
 set -e
 export CLAUDE_CONFIG_DIR="$HOME/claude" CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 DISABLE_AUTOUPDATER=1
 export DISABLE_TELEMETRY=1 DISABLE_ERROR_REPORTING=1

@@ -8,10 +8,9 @@ messages = []
 for number in range(3):
     messages.append({"role": "user", "content": f"{TASK} {number}"})
     if STREAMS:
-        with client.chat.completions.stream(model=MODEL, messages=messages) as stream:
-            for _ in stream:
-                pass
-        answer = stream.get_final_completion().choices[0].message.content
+        # The SDK's helper refuses an answer that was cut.
+        chunks = client.chat.completions.create(model=MODEL, messages=messages, stream=True)
+        answer = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     else:
         answer = client.chat.completions.create(model=MODEL, messages=messages).choices[0].message.content
     messages.append({"role": "assistant", "content": answer})

@@ -14,7 +14,7 @@ from ludic.errors import SchemaError
 from ludic.root.catalogue import CALLS, PROMPTS, PromptName
 from ludic.root.maintenance.verify.checks import Finding, reason_of
 from ludic.root.root import Root
-from ludic.root.rows.calls import chain_digest_of, digests_of, read_prompt, whole_prompts
+from ludic.root.rows.calls import chain_digests_of, digests_of, read_prompt
 from ludic.root.rows.parquet import open_parquet, read_within
 from ludic.root.rows.tables import read_table
 
@@ -121,8 +121,7 @@ def _missing_prompts(rows: pa.Table, prompts: Collection[str]) -> Iterator[str]:
 
 
 def _wrong_chains(rows: pa.Table) -> Iterator[str]:
-    prompts, sampled = whole_prompts(rows), rows["response_tokens"].to_pylist()
-    stored = zip(rows["call_id"].to_pylist(), rows["chain_digest"].to_pylist(), sampled, strict=True)
-    for call_id, digest, tokens in stored:
-        if digest is not None and call_id in prompts and digest != chain_digest_of(prompts[call_id], tokens):
+    found = chain_digests_of(rows)
+    for call_id, digest in zip(rows["call_id"].to_pylist(), rows["chain_digest"].to_pylist(), strict=True):
+        if digest is not None and call_id in found and digest != found[call_id]:
             yield f"call {call_id} does not match the digest of its chain, so a call that it extends was changed"

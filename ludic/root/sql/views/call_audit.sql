@@ -2,21 +2,22 @@
 -- grain: one row per call_id and fate | reads: model_calls, agent_episodes, rollouts, evals
 -- fate: trained, in a row with action_mask 1; context, in a row with mask 0; dropped, in none; waiting, not decided yet
 -- why: open (of an episode that is open), not_assembled (its episode has no rows yet), unfinished (its gateway died before
--- the answer was stored), failed, earlier_attempt (also of an
--- earlier run of the agent in this attempt), text (without token ids), empty, quarantined (a call that it extends is
--- missing), retry (another call with the same request was extended), unresolved (none of them was), unfit (its arrays
--- differ in shape from those before it), undelivered (sampled behind the client's stop); unexplained: a mistake of ludic
+-- the answer was stored), failed, earlier_attempt (also of an earlier run of the agent in this attempt), text (without
+-- token ids), empty, quarantined (a call that it extends is missing), retry (another call with the same request was
+-- extended), unresolved (none of them was), unfit (its arrays differ in shape from those before it), undelivered (sampled
+-- behind the client's stop); unexplained: a mistake of ludic
 -- num_tokens: sampled tokens; start: of the first of them in response_tokens of the row
 -- is_forked: it extends a call that another row goes on with, so it begins a row whose prompt holds what they share
 -- num_rows: rows that train on the call, which is at most one
+-- root_$number: for the lists; `ludic verify` has tables without them in the place of rollouts and evals
 -- NULL: why of a trained call; rollout_id and start of a call in no row
 with recursive agent_rows as (
     select rollout_id, episode_id, parent_segment_index, metadata, agent_steps
-    from rollouts
+    from root_$number.rollouts
     where episode_id in (select episode_id from agent_episodes)
     union all
     select rollout_id, episode_id, parent_segment_index, metadata, agent_steps
-    from evals
+    from root_$number.evals
     where episode_id in (select episode_id from agent_episodes)
 ),
 

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from ludic.app.show.web.answering import Answering
 from ludic.app.show.web.security import Guard
 from ludic.app.show.web.site import Site
+from ludic.base.hosts import host_names
 from ludic.root.root import Root
 
 HOME = "http://127.0.0.1:8000"
