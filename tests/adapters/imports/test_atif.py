@@ -11,7 +11,7 @@ import pytest
 from gateway.stored_calls import Calls, store, whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import as_plain, changed, rollout_batches
+from strategies import as_plain, changed, make_batch, rollout_batches
 from tiny_runs import create_root, query
 
 from ludic.adapters.imports.formats import load_format
@@ -21,7 +21,7 @@ from ludic.errors import ConfigError
 from ludic.gateway import assemble_root
 from ludic.models.chat import load_tokenizer
 from ludic.records.conversion import from_table
-from ludic.records.rollout import Message, Rollout, RolloutBatch, ToolCall, new_id
+from ludic.records.rollout import Message, Rollout, RolloutBatch, RolloutMetadata, ToolCall, new_id
 from ludic.records.tables import arrow_schema
 from ludic.root import claim_life
 from ludic.root.json_records import ImportReport
@@ -112,11 +112,29 @@ def test_harbors_trajectory_becomes_a_row_with_its_tokens(run: Root, tmp_path: P
     ]
 
 
+def call(prompt: list[int], completion: list[int], **values: Any) -> dict[str, Any]:
+    metrics = {"prompt_token_ids": prompt, "completion_token_ids": completion, "logprobs": [-0.5] * len(completion)}
+    return {"source": "agent", "message": str(completion), "metrics": metrics, **values}
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"schema_version": "ATIF-v2.0"}, "schema_version is 'ATIF-v2.0', wanted ATIF-v1.0 to ATIF-v1.8"),
         ({"steps": [{"source": "robot"}]}, r"steps\[0\].source is 'robot', wanted system, user, agent"),
+        (
+            {"steps": [{**call([1], [2]), "metrics": {**call([1], [2])["metrics"], "logprobs": [-1, -1]}}]},
+            "1 completion_token_ids, and 2 in response_logprobs",
+        ),
+        (
+            {"steps": [call([1], [2**40])]},
+            r"steps\[0\].metrics.completion_token_ids is \[1099511627776\], wanted a list of",
+        ),
+        (
+            {"steps": [{"source": "user", "message": [{"type": "image", "source": {}}]}, call([1], [2])]},
+            "is 'image', wanted one of text",
+        ),
+        ({"agent": [1]}, r"agent is \[1\], wanted an object"),
         ({"steps": HARBOR["steps"][:2]}, "steps has no step of the agent that a model sampled"),
     ],
 )
@@ -125,6 +143,46 @@ def test_a_bad_trajectory_is_refused_with_its_reason(run: Root, tmp_path: Path, 
     file.write_text(json.dumps({**HARBOR, **change}))
     with pytest.raises(ConfigError, match=reason):
         import_files(run, [str(file)], "atif")
+
+
+@pytest.mark.slow
+def test_compacted_contexts_and_sub_agents_are_rows_and_steps_without_one_call_are_context(run: Root, tmp_path: Path):
+    observed = {"results": [{"content": "a.txt", "subagent_trajectory_ref": [{"trajectory_id": "sub"}]}]}
+    steps = [
+        {"source": "user", "message": [{"type": "text", "text": "list"}]},
+        call([1, 2], [3], observation=observed),
+        call([1, 2, 3, 4], [5, 6], llm_call_count=2),
+        {"source": "agent", "message": "by hand", "llm_call_count": 0},
+        call([1, 2, 3, 4, 5, 6, 7], [8]),
+        {"source": "user", "message": "in short", "timestamp": "2026-01-01T00:00:00Z"},
+        {"source": "agent", "message": "an old answer", "is_copied_context": True},
+        call([9, 9], [10]),
+        call([9, 9, 10, 11], [12], metrics={"prompt_token_ids": [], "completion_token_ids": []}),
+    ]
+    sub = {**HARBOR, "trajectory_id": "sub", "agent": {"name": "helper", "version": "1"}, "extra": None}
+    whole = {**HARBOR, "steps": steps, "subagent_trajectories": [sub], "final_metrics": {"total_cost_usd": 1.0}}
+    file = tmp_path / "trajectories.jsonl"
+    file.write_text(json.dumps(whole) + "\n")
+    (report,) = import_files(run, [str(file)], "atif")
+    assert query(run, ROWS) == [
+        ([1, 2], [3, 4, 5, 6, 7, 8], [True, *[False] * 4, True], [-0.5, *[0.0] * 4, -0.5], 1.0, "sampler"),
+        ([1, 2], [3, 4, 5, 6], [True, True, False, True], [-0.5, -0.25, 0.0, -1.0], None, "sampler"),
+        ([9, 9], [10], [True], [-0.5], 1.0, "sampler"),
+    ]
+    groups = "select agent_id, count(*), count(distinct episode_id), count(distinct group_id) from rollouts group by 1"
+    assert sorted(query(run, groups)) == [("helper", 1, 1, 1), ("terminus-2", 2, 1, 1)]
+    assert report.not_kept == {
+        "steps[] without token ids of one call, which count as context": 2,
+        "steps[].timestamp": 1,
+    }
+    ((messages,),) = query(run, "select messages from rollouts where response_tokens[1] = 10")
+    assert [each["content"] for each in messages] == ["in short", "an old answer", "[10]", "[12]"]
+    ((messages,),) = query(run, "select messages from rollouts where len(response_tokens) = 6")
+    assert [(each["role"], each["content"]) for each in messages[:3]] == [
+        ("user", "list"),
+        ("assistant", "[3]"),
+        ("user", "a.txt"),  # no call of a tool, so the agent showed it as a user's message
+    ]
 
 
 # --- What ludic exports -----------------------------------------------------------------------------------
@@ -226,3 +284,25 @@ def test_an_episode_of_calls_is_one_trajectory_and_comes_back_as_one_episode(run
     assert one["messages"][1]["tool_calls"][0]["function"] == {"name": "search", "arguments": "no JSON"}
     assert (one["tools"], one["episode_reward"]) == (tools, 0.5)
     assert [message.get("weight") for message in fork["messages"]] == [None, 0, None, None]
+
+
+def test_a_sub_agent_is_embedded_in_the_trajectory_of_the_agent_that_began_it(tmp_path: Path):
+    origin = put_run(str(tmp_path / "run"), RunConfig(model="none", env=("cats",)))
+    group = make_batch(num_groups=1, group_size=2).groups[0]
+    main, other = group.rollouts
+    ids = {"parent_rollout_id": main.rollout_id, "depth": 1, "agent_id": "helper", "episode_id": main.episode_id}
+    main, helper = changed(main, group_size=1), changed(other, **ids, group_index=0, group_size=1)
+    with RolloutWriter(origin, "w0-test") as writer:
+        writer.append(
+            RolloutBatch(
+                groups=(replace(group, rollouts=(main, helper)),), metadata=RolloutMetadata(worker_id="w0-test")
+            )
+        )
+    Run(origin).export("atif", tmp_path / "out.jsonl")
+    (line,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert [each["agent"]["name"] for each in (line, *line["subagent_trajectories"])] == ["agent", "helper"]
+    back = put_run(str(tmp_path / "back"), RunConfig(model="none", env=("cats",)))
+    bring_in(back, tmp_path / "out.jsonl")
+    assert {row.agent_id: as_read(row) for row in rows_of(back)} == {
+        row.agent_id: as_read(row) for row in (main, helper)
+    }
