@@ -336,7 +336,7 @@ def _read_answer(file: Path) -> str | None:
     """Return the text that a command wrote as its answer; None if it wrote none."""
     try:
         # A pipe that nobody writes to would block the worker.
-        with open(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as answer:
+        with os.fdopen(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as answer:
             if not stat.S_ISREG(os.fstat(answer.fileno()).st_mode):
                 raise EpisodeFailedError("the answer of the command is no plain file")
             data = answer.read(_MOST_ANSWER_BYTES + 1)
