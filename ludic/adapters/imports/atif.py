@@ -175,15 +175,21 @@ class _Trajectory:
         self._unread.update(f"steps[].extra.{name}" for name in others)
         said, results = _messages_of(step, own, at)
         segment = own.get(SEGMENT, self._segment)
+        if not isinstance(segment, int):
+            raise refusal(f"{at}.extra.{OWN}.{SEGMENT}", segment, "a number")
         if segment != self._segment:
             self._segment, self._pending = segment, []
         first = len(self._messages)
         self._messages += [*said, *results]
         self._pending += said
-        is_sampled = step.get("source") == "agent" and not step.get("is_copied_context")
-        if is_sampled and step.get("llm_call_count") != 0:
+        copied, num_calls = step.get("is_copied_context"), step.get("llm_call_count")
+        if not isinstance(copied, bool | None):
+            raise refusal(f"{at}.is_copied_context", copied, "true or false")
+        if not isinstance(num_calls, int | None):
+            raise refusal(f"{at}.llm_call_count", num_calls, "a number")
+        if step.get("source") == "agent" and not copied and num_calls != 0:
             self._sampled.append(first)
-            call = None if (step.get("llm_call_count") or 1) > 1 else _call(metrics, f"{at}.metrics")
+            call = _call(metrics, f"{at}.metrics") if num_calls in (None, 1) else None
             if call is None:
                 self._num_without += 1
             else:
@@ -245,7 +251,10 @@ class _Trajectory:
             said = read.messages[read.sources.index(index)]
             step = agent_step(turn, said, start, end, finish_reason_of(own.get("finish_reason")))
             given = {name: own[name] for name in STEP_FIELDS if own.get(name) is not None}
-            steps.append(msgspec.convert({**msgspec.to_builtins(step), **given}, AgentStep))
+            try:
+                steps.append(msgspec.convert({**msgspec.to_builtins(step), **given}, AgentStep))
+            except msgspec.ValidationError as error:
+                raise RefusedRecordError(f"extra.{OWN} of a step of {self._at}steps: {error}") from None
         made = row_of(row.builder.transcript(), read.messages, steps)
         columns = dict(made.columns)
         if has_rewards:
@@ -311,7 +320,7 @@ def _tokens(values: Any, name: str) -> np.ndarray:
 def _messages_of(step: Json, own: Json, at: str) -> tuple[list[Json], list[Json]]:
     """Return the message of a step, none if it only holds an observation, and the messages of its results."""
     source, message = step.get("source"), step.get("message")
-    if source not in _SOURCES:
+    if not isinstance(source, str) or source not in _SOURCES:
         raise refusal(f"{at}.source", source, ", ".join(_SOURCES))
     calls = _objects(step.get("tool_calls"), f"{at}.tool_calls")
     observation = _object(step.get("observation"), f"{at}.observation")
