@@ -273,7 +273,7 @@ def _held(row: Row) -> HeldCall:
         call_id=row["call_id"],
         request_digest=row["request_digest"],
         idempotency_key=row["idempotency_digest"],
-        retry_count=row["retry_count"],
+        retry_count=row["retry_count"] or 0,
         retry_of=row["retry_of"],
         state="unfinished",
     )

@@ -29,7 +29,7 @@ from ludic.gateway.call_rows import (
     stored_call,
     without_messages,
 )
-from ludic.gateway.calls import Answer, Backend, Caller, CallRequest, RefusedCallError, refused
+from ludic.gateway.calls import Answer, Backend, Caller, CallRequest, Delivery, RefusedCallError, refused
 from ludic.gateway.config import GatewaySettings
 from ludic.gateway.episode_calls import EpisodeCalls, HeldCall
 from ludic.gateway.episodes import CallCounts, EpisodeFacts, EpisodeResult, OpenEpisode
@@ -216,8 +216,13 @@ class Gateway:
 
     # --- Calls ---
 
-    async def call(self, episode: OpenEpisode, request: CallRequest, caller: Caller) -> Answer:
+    async def call(
+        self, episode: OpenEpisode, request: CallRequest, caller: Caller, delivery: Delivery | None = None
+    ) -> Answer:
         """Store the call's intent, sample, store the call, and return its answer.
+
+        delivery: of this request, which the caller ends once the answer is sent or lost; None: it is sent when this
+        returns, and lost if this is cancelled.
 
         A retry gets the answer of the call that it repeats. If the waiter is cancelled, such as by a client that
         disconnects, the call goes on. Raises RefusedCallError; a failed call is stored, too.
@@ -234,12 +239,19 @@ class Gateway:
             call.work = self._start(self._sample(held, calls, call, request, caller))
         elif call.state == "unstored":
             call.work = self._start(self._store(calls, call))
-        answer = await _result(call)
+        own = delivery or Delivery()
+        call.deliveries.append(own)
         try:
+            answer = await _result(call)
             self.life.check()
         except FencedError as error:
+            own.end("lost")
             raise refused("stopping", one_line(error), retry_after_s=RETRY_S) from error
-        call.was_answered = True
+        except BaseException:
+            own.end("lost")
+            raise
+        if delivery is None:
+            own.end("sent")
         return self._with_logprobs(call, answer) if request.asks_logprobs and answer.token_texts is None else answer
 
     def _with_logprobs(self, call: HeldCall, answer: Answer) -> Answer:
@@ -276,6 +288,7 @@ class Gateway:
             sampled = await self.backend.sample(work.request, work.prompt, params, seed)
             engine_s = time.monotonic() - began
             work.prompt = sampled.prompt or work.prompt
+            call.retry_of = await calls.maybe_repeated(call, caller)
             message, earlier = calls.with_unique_ids(call, sampled.message), calls.earlier
             call.row = call_row(work, self.backend, sampled, message, engine_s, earlier)
             call.stored = stored_call(work, sampled, message, earlier)
