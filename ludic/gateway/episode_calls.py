@@ -38,6 +38,8 @@ class HeldCall:
     gateway that has ended."""
     work: asyncio.Task[Answer] | None = None
     """Samples and stores it; None for a call of an earlier life."""
+    is_masked: bool = False
+    """Whether a secret is masked in what is stored of its answer, so that it can't be given again."""
     was_answered: bool = False
     """Whether a waiter got its answer; a retry then more likely repeats another one."""
     answer: Answer | None = None
@@ -128,7 +130,8 @@ class EpisodeCalls:
         outside a replay, or if no call had this request.
 
         Calls that were sampled at the same time may come in another order. A request that the earlier run did not make
-        ends the replay: the calls that are left are `left_behind`. One that it made and got no answer to is sampled.
+        ends the replay: the calls that are left are `left_behind`. One that it made and got no answer to, or one that
+        `is_masked`, is sampled.
         """
         same = [call for call in self._to_replay if call.request_digest == caller.request_digest]
         if not same:
@@ -136,10 +139,12 @@ class EpisodeCalls:
             return None
         call = next((each for each in same if each.state == "stored"), same[0])
         self._to_replay.remove(call)
+        if call.is_masked:
+            self.left_behind += (call.call_id,)
         self._next = max(self._next, call.number + 1)
         call.idempotency_key = caller.idempotency_key
         self._add(call)
-        if call.state == "stored" and call.answer is not None:
+        if call.state == "stored" and call.answer is not None and not call.is_masked:
             self.last_answer = call.answer.message
             self._show(call)
             self.counts = replace(

@@ -219,7 +219,7 @@ class Gateway:
     async def call(self, episode: OpenEpisode, request: CallRequest, caller: Caller) -> Answer:
         """Store the call's intent, sample, store the call, and return its answer.
 
-        A retry gets the answer of the call that it repeats. If the waiter is cancelled, such as by a client that
+        A retry gets the answer of the call that it repeats; one whose stored answer is masked is sampled again. If the waiter is cancelled, such as by a client that
         disconnects, the call goes on. Raises RefusedCallError; a failed call is stored, too.
         """
         held = await self._episodes.of(episode)
@@ -228,7 +228,7 @@ class Gateway:
         call = calls.find(caller)
         if call is None and calls.is_replaying:
             call = calls.replay(caller)
-        if call is None or call.state in ("failed", "unfinished"):
+        if call is None or call.state in ("failed", "unfinished") or call.is_masked:
             self._check_room()
             call = calls.begin(caller, call)
             call.work = self._start(self._sample(held, calls, call, request, caller))
