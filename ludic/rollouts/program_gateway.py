@@ -57,7 +57,9 @@ class ProgramEpisodes:
         async with AsyncExitStack() as stack:
             life = stack.enter_context(held_life(self._root))
             backend = EngineBackend(self._agent, keep_thinking=run.agent_keep_thinking)
-            gateway = Gateway(self._root, life, backend, settings, self._params, keeps_rows=True)
+            gateway = Gateway(
+                *(self._root, life, backend, settings, self._params), keeps_rows=True, takes_scores=run.posted_scores
+            )
             address = await stack.enter_async_context(running(gateway))
             stack.push_async_callback(gateway.drain)
             thread = SideThread()

@@ -188,11 +188,13 @@ def test_a_command_must_be_a_program() -> None:
 
 @pytest.mark.slow
 def test_the_command_records_a_program_as_an_episode(
-    upstream: Upstream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    upstream: Upstream, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("LUDIC_UPSTREAM_KEY", KEY)
+    monkeypatch.setenv("LUDIC_GATEWAY_KEY", KEY)
     upstream.answers = [(200, {}, answer())]
     agent = tmp_path / "agent.py"
-    agent.write_text(PROGRAM)
+    agent.write_text(f"import os\nassert {KEY!r} not in os.environ.values()\n{PROGRAM}")
     url = str(tmp_path / "run")
     command, port = f"{sys.executable} {agent}", str(free_port())
     with pytest.raises(SystemExit) as ended:
