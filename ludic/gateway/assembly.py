@@ -20,6 +20,7 @@ import pyarrow as pa
 from msgspec import convert
 
 from ludic.agents import CompletionSpan, RowBuilder, version_columns
+from ludic.base import read_json
 from ludic.engines import Completion
 from ludic.gateway.episodes import EpisodeFacts, EpisodeResult
 from ludic.records import (
@@ -356,7 +357,7 @@ def _message_digest(message: Message) -> bytes:
 
 def _json_value(text: str) -> Any:
     try:
-        return json.loads(text)
+        return read_json(text)
     except (ValueError, RecursionError):
         return text
 

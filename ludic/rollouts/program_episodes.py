@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -236,7 +237,7 @@ class Play:
 
     async def _play(self, environments: LimitedEnvironments, episode: OpenEpisode) -> EpisodeResult:
         held = await calls.make(environments)
-        folder = _folder_of(self._player.root, self._id)
+        folder = await asyncio.to_thread(_folder_of, self._id)
         try:
             check_fits(self._request.env_name, held)
             messages = await calls.reset(held, self._request.example)
@@ -254,7 +255,7 @@ class Play:
             return self._scored(self._transition)
         finally:
             held.close()
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(_delete, folder)
 
     def _task(self, held: HeldEnvironment, messages: Sequence[Message], episode: OpenEpisode, folder: Path) -> Task:
         tools, validators = environment_tools(held)
@@ -301,9 +302,10 @@ class Play:
         return transition
 
     async def _score_by_command(self, command: str, folder: Path) -> Transition:
-        run, home = self._player.run, folder / "home"
-        home.mkdir(exist_ok=True)
+        run = self._player.run
         with fails_the_episode():
+            # A new one: from the agent's home, programs would run what it wrote there, such as Python's usercustomize.
+            home = Path(tempfile.mkdtemp(prefix="score-", dir=folder))
             end = await run_command(
                 split_command("score_command", command),
                 folder=folder / "work",
@@ -394,11 +396,26 @@ class Play:
         return self._finished(replace(row, episode_id=self._id, traceback=traceback))
 
 
-def _folder_of(root: Root, episode_id: str) -> Path:
+def _folder_of(episode_id: str) -> Path:
     """Return an empty folder of an episode, not yet made.
 
     Its path is the same in each life, since harnesses write it into their prompts, and calls repeat only then.
     """
     folder = private_folder(f"ludic-agents-{os.geteuid()}") / episode_id
-    shutil.rmtree(folder, ignore_errors=True)
+    _delete(folder)
     return folder
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder, also folders in it that may not be written, as Go's cache of modules has them.
+
+    Follows no link.
+    """
+    with suppress(OSError):
+        if folder.is_symlink():
+            folder.unlink()
+        for parent, names, _ in os.walk(folder):
+            for path in (Path(parent, name) for name in names):
+                if not path.is_symlink():
+                    path.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)

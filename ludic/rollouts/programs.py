@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import json
 import os
+import stat
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -334,7 +335,10 @@ def _without_nul(word: str) -> str:
 def _read_answer(file: Path) -> str | None:
     """Return the text that a command wrote as its answer; None if it wrote none."""
     try:
-        with file.open("rb") as answer:
+        # A pipe that nobody writes to would block the worker.
+        with os.fdopen(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as answer:
+            if not stat.S_ISREG(os.fstat(answer.fileno()).st_mode):
+                raise EpisodeFailedError("the answer of the command is no plain file")
             data = answer.read(_MOST_ANSWER_BYTES + 1)
     except (FileNotFoundError, IsADirectoryError):
         return None

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -346,3 +347,35 @@ def test_a_harness_that_is_not_installed_is_refused_at_the_start(monkeypatch: py
         check_agent(RunConfig(model="m", env=("moar_cats",), agent="codex"))
     with pytest.raises(ConfigError, match="agent 'codx' is unknown; did you mean 'codex'"):
         check_agent(RunConfig(model="m", env=("moar_cats",), agent="codx"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        ("os.mkfifo(answer)", "no plain file"),
+        ("Path.home().rmdir(); Path.home().write_text('')", None),
+        ("import shutil; shutil.rmtree(Path.home().parent)", "No such file or directory"),
+        # As Go's cache of modules is.
+        ("Path('cache').mkdir(); Path('cache/module').write_text(''); Path('cache').chmod(0o500)", None),
+        # What it is led to stays.
+        ("Path('../work').rename('../old'); Path('../work').symlink_to(os.environ['PRECIOUS'])", None),
+    ],
+    ids=["pipe", "home", "all", "read-only", "link"],
+)
+def test_a_command_that_spoils_its_folder_spoils_its_episode_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, error: str | None
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("PRECIOUS", str(tmp_path / "precious"))
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/file").write_text("")
+    given = command(tmp_path, agent_variables=("PRECIOUS",), score_command="true", group_size=1)
+    (tmp_path / "program.py").write_text(
+        COMMAND.replace("sys.exit", f"answer = Path(os.environ['LUDIC_ANSWER'])\n{act}\nsys.exit")
+    )
+    (row,) = sample(tmp_path, scripted_agent(lambda asked: "cats"), **given)
+    assert (row.error is None) == (error is None), row.error
+    assert error is None or error in row.error
+    assert [*tmp_path.glob("ludic-agents-*/*")] == []
+    assert (tmp_path / "precious/file").is_file()
