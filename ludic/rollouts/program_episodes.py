@@ -50,7 +50,7 @@ from ludic.gateway import (
 )
 from ludic.records import Message, Rollout, ToolCall, new_id
 from ludic.rollouts.commands import environment_of, limits_of, run_command, split_command
-from ludic.rollouts.programs import Clients, Program, ProgramEnd, Task, Tools, check_fits
+from ludic.rollouts.programs import AgentProgram, AgentTools, Clients, ProgramEnd, Task, check_fits
 from ludic.root import EpisodeClaim, Root, newest_episode_claim
 from ludic.root.rows import read_calls, read_prompt
 from ludic.root.storage import back_off
@@ -79,7 +79,7 @@ class Player:
     root: Root
     run: RunConfig
     agent: Agent
-    program: Program
+    program: AgentProgram
     gateway: Gateway
     address: str
     """Of the gateway, without /v1."""
@@ -275,7 +275,7 @@ class Play:
             model=self._player.agent.model,
             variables=variables,
             folder=folder,
-            tools=Tools(toolbox.schemas, call),
+            tools=AgentTools(toolbox.schemas, call),
             clients=self._player.clients,
         )
 

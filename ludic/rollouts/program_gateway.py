@@ -17,7 +17,7 @@ from ludic.environments import LimitedEnvironments
 from ludic.gateway import EngineBackend, Gateway, GatewaySettings, running
 from ludic.records import Rollout
 from ludic.rollouts.program_episodes import Play, Player
-from ludic.rollouts.programs import Clients, Program
+from ludic.rollouts.programs import AgentProgram, Clients
 from ludic.root import Root, held_life
 from ludic.run import RunConfig
 from ludic.settings import SideThread
@@ -34,7 +34,7 @@ class ProgramEpisodes:
         root: Root,
         run: RunConfig,
         agent: Agent,
-        program: Program,
+        program: AgentProgram,
         params: SamplingParams,
         *,
         timeout_s: float | None,

@@ -51,7 +51,7 @@ ARGUMENTS = "arguments"
 STEP_FIELDS = ("action_target", "parse_error", "parse_feedback")
 """Fields of an AgentStep that a step of ATIF has in `extra.ludic`."""
 
-Json = Mapping[str, Any]
+_Json = Mapping[str, Any]
 
 _VERSIONS = re.compile(r"ATIF-v1\.\d")
 _SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -123,8 +123,8 @@ class _Row:
     """A row that grows call by call."""
 
     builder: RowBuilder = field(default_factory=RowBuilder)
-    messages: list[Json] = field(default_factory=list)
-    calls: list[tuple[int, int, int, Json]] = field(default_factory=list)
+    messages: list[_Json] = field(default_factory=list)
+    calls: list[tuple[int, int, int, _Json]] = field(default_factory=list)
     """Index of the message, start and end of the completion in the response, and extra.ludic of the step."""
     rewards: list[tuple[int, np.ndarray]] = field(default_factory=list)
     """Rewards of tokens, from a token of prompt and response on."""
@@ -156,17 +156,17 @@ class _Trajectory:
         self._rows: dict[int, list[_Row]] = {}
         """By segment_index; 0 in a file of others."""
         self._segment = 0
-        self._pending: list[Json] = []
+        self._pending: list[_Json] = []
         """Messages since the last call."""
         self._last: _Row | None = None
-        self._messages: list[Json] = []
+        self._messages: list[_Json] = []
         self._sampled: list[int] = []
         """Indexes of the messages of agent steps that may be trained on."""
         self._unread: Counter[str] = Counter()
         self._num_without = 0
         """Number of them without token ids."""
 
-    def add(self, step: Json, at: str) -> None:
+    def add(self, step: _Json, at: str) -> None:
         """Add the next step. at: its name, for errors."""
         own, others = _extra(step, f"{at}.")
         metrics = _object(step.get("metrics"), f"{at}.metrics")
@@ -190,10 +190,10 @@ class _Trajectory:
                 self._add_call(call, own, at)
         self._pending += results
 
-    def _note(self, names: Iterable[str], prefix: str, values: Json) -> None:
+    def _note(self, names: Iterable[str], prefix: str, values: _Json) -> None:
         self._unread.update(f"{prefix}{name}" for name in names if values[name] is not None)
 
-    def _add_call(self, call: _Call, own: Json, at: str) -> None:
+    def _add_call(self, call: _Call, own: _Json, at: str) -> None:
         rows = self._rows.setdefault(self._segment, [])
         row = next((each for each in reversed(rows) if each.builder.is_extended_by(call.prompt)), None)
         if row is None:
@@ -223,7 +223,7 @@ class _Trajectory:
         elif not len(call.tokens):  # it failed before its first token
             row.messages.pop()
 
-    def rows(self, tools: Sequence[Json]) -> list[ImportedRow | Conversation]:
+    def rows(self, tools: Sequence[_Json]) -> list[ImportedRow | Conversation]:
         """Return the rows; of a trajectory without token ids the conversation. tools: their schemas."""
         found = [row for rows in self._rows.values() for row in rows]
         if not found:
@@ -256,7 +256,7 @@ class _Trajectory:
         return replace(made, columns=columns, unread=read.unread)
 
 
-def _call(metrics: Json, at: str) -> _Call | None:
+def _call(metrics: _Json, at: str) -> _Call | None:
     """Return the call of a step; None if its metrics have not the ids of prompt and completion."""
     own, _ = _extra(metrics, f"{at}.")
     ids = [own.get(name) if metrics.get(name) is None else metrics[name] for name in IDS]
@@ -291,7 +291,7 @@ def _cut(name: str, values: Sequence[Any], start: int, end: int, at: str) -> Any
         raise refusal(f"{at}.{name}", values, f"one {column.dtype} a token") from None
 
 
-def _border(own: Json, length: int, at: str) -> int | None:
+def _border(own: _Json, length: int, at: str) -> int | None:
     border = own.get(BORDER)
     if border is not None and not (isinstance(border, int) and 0 <= border <= length):
         raise refusal(f"{at}.extra.{OWN}.{BORDER}", border, f"a number of 0 to {length} tokens")
@@ -308,7 +308,7 @@ def _tokens(values: Any, name: str) -> np.ndarray:
 # --- Messages -------------------------------------------------------------------------------------------------
 
 
-def _messages_of(step: Json, own: Json, at: str) -> tuple[list[Json], list[Json]]:
+def _messages_of(step: _Json, own: _Json, at: str) -> tuple[list[_Json], list[_Json]]:
     """Return the message of a step, none if it only holds an observation, and the messages of its results."""
     source, message = step.get("source"), step.get("message")
     if source not in _SOURCES:
@@ -328,14 +328,14 @@ def _messages_of(step: Json, own: Json, at: str) -> tuple[list[Json], list[Json]
     return [] if only_results else [said], answers
 
 
-def _tool_call(call: Json, at: str) -> Json:
+def _tool_call(call: _Json, at: str) -> _Json:
     own, _ = _extra(call, f"{at}.")
     function = {"name": call.get("function_name"), "arguments": own.get(ARGUMENTS, call.get("arguments"))}
     outcome = {name: own[name] for name in ("result", "error") if name in own}
     return {"id": call.get("tool_call_id"), "type": "function", "function": function, **outcome}
 
 
-def _result(result: Json, has_calls: bool, at: str) -> Json:
+def _result(result: _Json, has_calls: bool, at: str) -> _Json:
     """Return the message of a result; without a call of a tool, the agent shows it to the model as a user's message."""
     own, _ = _extra(result, f"{at}.")
     of_call = result.get("source_call_id")
@@ -344,7 +344,7 @@ def _result(result: Json, has_calls: bool, at: str) -> Json:
     return {"role": role, "content": result.get("content") or "", "name": own.get("name"), **named}
 
 
-def arguments_of(text: str) -> tuple[Json, bool]:
+def arguments_of(text: str) -> tuple[_Json, bool]:
     """Return the arguments of a tool call as ATIF's object, and whether an import of it gives the same text."""
     try:
         value = read_json(text)
@@ -362,20 +362,20 @@ def arguments_of(text: str) -> tuple[Json, bool]:
 # --- Objects --------------------------------------------------------------------------------------------------
 
 
-def _extra(values: Json, at: str) -> tuple[Json, dict[str, Any]]:
+def _extra(values: _Json, at: str) -> tuple[_Json, dict[str, Any]]:
     """Return extra.ludic of an object, and the other fields of its `extra`."""
     extra = _object(values.get("extra"), f"{at}extra")
     own = _object(extra.get(OWN), f"{at}extra.{OWN}")
     return own, {name: value for name, value in extra.items() if name != OWN and value is not None}
 
 
-def _object(value: Any, name: str) -> Json:
+def _object(value: Any, name: str) -> _Json:
     if not isinstance(value, Mapping | None):
         raise refusal(name, value, "an object")
     return value or {}
 
 
-def _objects(values: Any, name: str) -> list[Json]:
+def _objects(values: Any, name: str) -> list[_Json]:
     if not isinstance(values, list | None) or not all(isinstance(each, Mapping) for each in values or ()):
         raise refusal(name, values, "a list of objects")
     return values or []
