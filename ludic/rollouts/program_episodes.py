@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -133,8 +134,11 @@ class Play:
             episode = await self._open()
         except _ReusedError as found:
             return await self._rows_of_claim(found.claim)
+        began = time.monotonic()
         result = await self._result(environments, episode)
-        await self._persist(partial(self._gateway.seal, episode, result))
+        # A call that the agent left behind holds the worker no longer than the agent could.
+        left_s = None if self._player.timeout_s is None else self._player.timeout_s + began - time.monotonic()
+        await self._persist(partial(self._gateway.seal, episode, result, wait_s=left_s))
         table = partial(self._gateway.calls_of, episode)
         return await self._rows(table, episode.attempt, episode.result or result, episode.left_behind)
 
