@@ -74,7 +74,12 @@ class Gateway:
         """The last error of the engine; it may need a new start."""
         self._log = CallLog(root, life)
         self._episodes = HeldEpisodes(
-            root, life, settings.max_episodes, settings.episode_timeout_s, keeps_rows=keeps_rows
+            root,
+            life,
+            settings.max_episodes,
+            settings.episode_timeout_s,
+            drain_timeout_s=settings.drain_timeout_s,
+            keeps_rows=keeps_rows,
         )
         self._working: set[asyncio.Task[Answer]] = set()
         self._background: list[asyncio.Task[None]] = []
@@ -195,13 +200,16 @@ class Gateway:
         check_score(result)
         await in_thread(partial(post_score, self.life, episode_id, attempt, result))
 
-    async def seal(self, episode: OpenEpisode, result: EpisodeResult | None = None) -> None:
+    async def seal(
+        self, episode: OpenEpisode, result: EpisodeResult | None = None, *, wait_s: float | None = None
+    ) -> None:
         """End an episode, after the calls in flight; later calls are refused as sealed.
 
+        wait_s: seconds after which the calls in flight fail, at least drain_timeout_s; None waits until it expires.
         result: None is complete, with the score that was posted; so is a reward of None. Sealing a sealed episode again
         does nothing.
         """
-        await self._episodes.seal(episode, result or EpisodeResult())
+        await self._episodes.seal(episode, result or EpisodeResult(), wait_s)
 
     async def drain(self) -> None:
         """Refuse new calls as stopping, wait for those in flight, at most drain_timeout_s, and stop all tasks.
@@ -300,8 +308,8 @@ class Gateway:
             call.stored = stored_call(work, sampled, message, earlier)
             call.answer = sampled_answer(work, call.row, sampled, message)
             return await self._store(calls, call)
-        except Exception as error:
-            if call.state == "unstored":
+        except (Exception, asyncio.CancelledError) as error:
+            if call.state == "unstored" or (isinstance(error, asyncio.CancelledError) and not held.is_sealing):
                 raise
             spent_s = None if began is None else time.monotonic() - began
             raise await self._failed(work, calls, error, spent_s) from error
@@ -325,7 +333,7 @@ class Gateway:
         return call.answer
 
     async def _failed(
-        self, work: Work, calls: EpisodeCalls, error: Exception, engine_s: float | None
+        self, work: Work, calls: EpisodeCalls, error: BaseException, engine_s: float | None
     ) -> RefusedCallError:
         """Store a failed call, and return the error that its client gets."""
         refusal = self._refusal(error)
@@ -342,9 +350,11 @@ class Gateway:
             logger.warning("the failure of call %s is not stored yet: %s", work.call.call_id, failure)
         return refusal
 
-    def _refusal(self, error: Exception) -> RefusedCallError:
+    def _refusal(self, error: BaseException) -> RefusedCallError:
         if isinstance(error, RefusedCallError):
             return error
+        if isinstance(error, asyncio.CancelledError):
+            return refused("sealed", "the episode ended before this call was answered")
         if isinstance(error, InvalidBatchError):
             return refused("invalid", f"the call can't be stored: {one_line(error)}")
         if isinstance(error, LudicError):

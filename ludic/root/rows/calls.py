@@ -86,7 +86,8 @@ def prompt_digest(value: Any) -> str:
 @lru_cache(maxsize=256)
 def _prompt_of(raw: bytes) -> tuple[bytes, str]:
     """Return the text of a prompt and its digest; an agent sends the same one with each call."""
-    text = json.dumps(mask_values(json.loads(raw)), sort_keys=True, separators=(",", ":")).encode()
+    # In the order of the client: a chat template shows the keys so.
+    text = json.dumps(mask_values(json.loads(raw)), separators=(",", ":")).encode()
     return text, hashlib.sha256(text).hexdigest()
 
 
