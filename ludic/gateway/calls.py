@@ -17,7 +17,7 @@ from ludic.records import Capture, Message
 
 Dialect = Literal["chat", "completions", "responses", "messages"]
 """OpenAI chat completions, completions and responses; Anthropic messages."""
-Refusal = Literal[
+RefusalReason = Literal[
     "invalid", "too_long", "not_recordable", "wrong_key", "unknown_model", "not_found", "sealed", "elsewhere",
     "too_large", "full", "stopping", "upstream", "engine",
 ]  # fmt: skip
@@ -25,7 +25,7 @@ Refusal = Literal[
 
 too_long: the prompt does not fit the model's context (context_length_exceeded), so that agents shorten it. too_large:
 the body has too many bytes."""
-STATUS: Mapping[Refusal, int] = {
+STATUS: Mapping[RefusalReason, int] = {
     "invalid": 400,
     "too_long": 400,
     "not_recordable": 400,
@@ -45,7 +45,7 @@ STATUS: Mapping[Refusal, int] = {
 class RefusedCallError(LudicError, ValueError):
     """A call is refused; the sentence is the message of the response."""
 
-    reason: Refusal = "invalid"
+    reason: RefusalReason = "invalid"
     field: str | None = None
     """Field of the body that is wrong."""
     retry_after_s: float | None = None
@@ -55,7 +55,7 @@ class RefusedCallError(LudicError, ValueError):
 
 
 def refused(
-    reason: Refusal,
+    reason: RefusalReason,
     sentence: str,
     *,
     field: str | None = None,
@@ -165,7 +165,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class SampledCall:
     """What a backend sampled, before it is stored."""
 
     message: Message
@@ -247,7 +247,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def sample(self, request: CallRequest, prompt: Prompt, params: SamplingParams, seed: int) -> Sampled:
+    async def sample(self, request: CallRequest, prompt: Prompt, params: SamplingParams, seed: int) -> SampledCall:
         """Sample the answer. params: of the run, shortened by the client. Raises RefusedCallError, EngineError."""
         ...
 

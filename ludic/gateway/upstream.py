@@ -23,7 +23,7 @@ import numpy as np
 from ludic.base import AnswerTooLongError, HttpAnswer, ask, keep_secret, mask, public_url
 from ludic.engines import Completion, SamplingParams
 from ludic.errors import ConfigError, one_line
-from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, Sampled, StoredCall, refused
+from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, SampledCall, StoredCall, refused
 from ludic.gateway.config import KEY_VARIABLE, UpstreamSettings
 from ludic.gateway.matching import longest_known
 from ludic.records import NUM_TOKEN_IDS, Capture, FinishReason, Message, ToolCall, WeightSpan
@@ -135,7 +135,7 @@ class UpstreamBackend:
         num_known = 0 if known is None else known[1]
         return _Prompt(tokens=None, messages_extend=extends, num_known_messages=num_known, earlier=earlier)
 
-    async def sample(self, request: CallRequest, prompt: Prompt, params: SamplingParams, seed: int) -> Sampled:
+    async def sample(self, request: CallRequest, prompt: Prompt, params: SamplingParams, seed: int) -> SampledCall:
         """Send the conversation to the server, and return its answer. Raises RefusedCallError."""
         body = self._body(request, params, seed)
         while True:
@@ -270,7 +270,7 @@ def to_openai(message: Message) -> dict[str, Any]:
 # --- Answers ------------------------------------------------------------------------------------------------------
 
 
-def _sampled(answer: HttpAnswer, prompt: Prompt, params: SamplingParams) -> Sampled:
+def _sampled(answer: HttpAnswer, prompt: Prompt, params: SamplingParams) -> SampledCall:
     try:
         found = msgspec.json.decode(answer.data, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -294,7 +294,7 @@ def _sampled(answer: HttpAnswer, prompt: Prompt, params: SamplingParams) -> Samp
         tool_calls=calls,
     )
     completion, capture = _completion(found, finish_reason, params)
-    return Sampled(
+    return SampledCall(
         message=message,
         finish_reason="tool_calls" if calls and finish_reason == "stop" else finish_reason,
         stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,

@@ -13,7 +13,7 @@ from ludic.app.cli.main import main
 from ludic.app.launch.gateway import split_command
 from ludic.engines.engine import SamplingParams
 from ludic.errors import ConfigError
-from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, Sampled, StoredCall
+from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, SampledCall, StoredCall
 from ludic.gateway.config import UpstreamSettings
 from ludic.gateway.server import new_loop
 from ludic.gateway.upstream import NO_LIMIT, UpstreamBackend, check_upstream, find_model
@@ -38,10 +38,10 @@ def sample(
     params: SamplingParams | None = None,
     earlier: tuple[StoredCall, ...] = (),
     times: int = 1,
-) -> tuple[Sampled, Prompt]:
+) -> tuple[SampledCall, Prompt]:
     request = request or CallRequest(dialect="messages", messages=(Message(role="user", content="hello"),))
 
-    async def ask() -> tuple[Sampled, Prompt]:
+    async def ask() -> tuple[SampledCall, Prompt]:
         async with UpstreamBackend(check_upstream(upstream.url), "theirs", UpstreamSettings()) as backend:
             for _ in range(times):
                 prompt = await backend.prepare(request, earlier)
@@ -212,11 +212,13 @@ def test_a_command_must_be_a_program() -> None:
 
 @pytest.mark.slow
 def test_the_command_records_a_program_as_an_episode(
-    upstream: Upstream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    upstream: Upstream, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("LUDIC_UPSTREAM_KEY", KEY)
+    monkeypatch.setenv("LUDIC_GATEWAY_KEY", KEY)
     upstream.answers = [(200, {}, answer())]
     agent = tmp_path / "agent.py"
-    agent.write_text(PROGRAM)
+    agent.write_text(f"import os\nassert {KEY!r} not in os.environ.values()\n{PROGRAM}")
     url = str(tmp_path / "run")
     command, port = f"{sys.executable} {agent}", str(free_port())
     with pytest.raises(SystemExit) as ended:

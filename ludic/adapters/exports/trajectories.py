@@ -48,7 +48,7 @@ from ludic.root import CALLS, Root
 from ludic.root.rows import Folder, read_prompt, whole_rows
 from ludic.root.sql import open_result
 
-Json = dict[str, Any]
+_Json = dict[str, Any]
 
 _COLUMNS = (
     *("env_name", "env_example_id", "purpose", "group_id", "policy_version", "policy_version_last", "engine"),
@@ -89,7 +89,7 @@ def _export(
     table: Folder,
     where: str | None,
     format: str,
-    make: Callable[[Sequence[Rollout], "_Calls", Counter[str]], Iterable[Json]],
+    make: Callable[[Sequence[Rollout], "_Calls", Counter[str]], Iterable[_Json]],
 ) -> EpisodesReport:
     sink, not_held, num_rows = new_sink(target), Counter[str](), 0
     calls = _Calls(root)
@@ -147,7 +147,7 @@ class _Calls:
 # --- What a row has ---------------------------------------------------------------------------------------
 
 
-def _own(rows: Sequence[Rollout]) -> Json:
+def _own(rows: Sequence[Rollout]) -> _Json:
     """Return the columns of an episode that only ludic has; those that differ are of its first row, or its last."""
     values = {name: getattr(rows[-1] if name in _OF_LAST else rows[0], name) for name in _COLUMNS}
     values["policy_version"] = min(row.policy_version for row in rows)
@@ -196,7 +196,7 @@ _Key = tuple[str, str]
 """Ids of an episode and of a trajectory in it."""
 
 
-def _trajectories(rows: Sequence[Rollout], calls: _Calls, not_held: Counter[str]) -> Iterator[Json]:
+def _trajectories(rows: Sequence[Rollout], calls: _Calls, not_held: Counter[str]) -> Iterator[_Json]:
     """Yield the trajectories of a group; those of sub-agents are in that of the agent that began them."""
     of_row: dict[str, _Key] = {}
     trajectories: dict[_Key, list[Rollout]] = {}
@@ -204,7 +204,7 @@ def _trajectories(rows: Sequence[Rollout], calls: _Calls, not_held: Counter[str]
         key = row.episode_id, trajectory_id
         of_row[row.rollout_id] = key
         trajectories.setdefault(key, []).append(row)
-    documents: dict[_Key, Json] = {}
+    documents: dict[_Key, _Json] = {}
     inner: dict[_Key, _Key] = {}
     for key, members in trajectories.items():
         members.sort(key=lambda row: row.segment_index)
@@ -222,9 +222,9 @@ def _trajectories(rows: Sequence[Rollout], calls: _Calls, not_held: Counter[str]
     yield from (document for key, document in documents.items() if key not in inner)
 
 
-def _document(trajectory_id: str, rows: Sequence[Rollout], calls: _Calls, not_held: Counter[str]) -> Json | None:
+def _document(trajectory_id: str, rows: Sequence[Rollout], calls: _Calls, not_held: Counter[str]) -> _Json | None:
     """Return the trajectory of all rows of one agent in one episode; None if it has no message and no token."""
-    first, steps = rows[0], list[Json]()
+    first, steps = rows[0], list[_Json]()
     for number, row in enumerate(rows):
         before = rows[number - 1].messages if number else ()
         steps += _steps_of_row(row, number, before, calls)
@@ -268,17 +268,17 @@ def _note_lost(row: Rollout, not_held: Counter[str], *, is_one: bool) -> None:
         not_held["token_rewards of tokens that were not sampled"] += 1
 
 
-def _steps_of_row(row: Rollout, number: int, before: Sequence[Message], calls: _Calls) -> Iterator[Json]:
+def _steps_of_row(row: Rollout, number: int, before: Sequence[Message], calls: _Calls) -> Iterator[_Json]:
     """Yield the steps of a row, the number-th of its trajectory. before: messages of the row before it."""
     spans, segment = _spans(row), {SEGMENT: number} if number else {}
     times, said_by = calls.times(row, len(spans)), _said_by(row, len(spans))
 
-    def call(index: int, message: Message | None = None) -> Json:
+    def call(index: int, message: Message | None = None) -> _Json:
         step = _call_step(row, spans[index], segment, message, is_last=index == len(spans) - 1)
         return step if times[index] is None else {**step, "timestamp": times[index]}
 
     unsaid = [index for index in range(len(spans)) if index not in said_by.values()]
-    last: Json | None = None
+    last: _Json | None = None
     for index, message in enumerate(row.messages):
         if message.role == "tool":
             last = last or _step("system", "", segment)
@@ -302,7 +302,7 @@ def _steps_of_row(row: Rollout, number: int, before: Sequence[Message], calls: _
         yield _call_step(row, nothing, segment, None, is_last=True)
 
 
-def _step(source: str, content: str, own: Mapping[str, Any], message: Message | None = None) -> Json:
+def _step(source: str, content: str, own: Mapping[str, Any], message: Message | None = None) -> _Json:
     said = message or Message(role=_ROLES[source], content=content)
     calls = [_tool_call(call) for call in said.tool_calls]
     step = {"source": source, "message": content, "reasoning_content": said.reasoning, "tool_calls": calls or None}
@@ -311,7 +311,7 @@ def _step(source: str, content: str, own: Mapping[str, Any], message: Message | 
 
 def _call_step(
     row: Rollout, span: AgentStep, segment: Mapping[str, int], message: Message | None, *, is_last: bool
-) -> Json:
+) -> _Json:
     """Return the step of a completion. message: what the model said; None takes it from the agent's step."""
     said = message or Message(role="assistant", content=span.action or "", tool_calls=span.tool_calls)
     own = {**_of_message(said), **segment, "finish_reason": span.finish_reason}
@@ -332,11 +332,11 @@ def _border_moves(row: Rollout, span: AgentStep) -> bool:
     return span.start == span.end or span.start <= sampled[0] < span.end
 
 
-def _metrics(row: Rollout, span: AgentStep, *, is_last: bool) -> Json:
+def _metrics(row: Rollout, span: AgentStep, *, is_last: bool) -> _Json:
     """Return the ids, logprobs and other arrays of a completion."""
     start, end = span.start, span.end
     tokens = row.response_tokens[start:end]
-    own: Json = {}
+    own: _Json = {}
     if row.action_mask is not None and not row.action_mask[start:end].all():
         own[ACTION_MASK] = row.action_mask[start:end].tolist()
     # An import puts the reward at the end of the last row, unless it is told otherwise.
@@ -360,13 +360,13 @@ def _metrics(row: Rollout, span: AgentStep, *, is_last: bool) -> Json:
     return _without_none({**metrics, "extra": {OWN: own} if own else None})
 
 
-def _of_message(message: Message) -> Json:
+def _of_message(message: Message) -> _Json:
     """Return what a message has that a step has no field for."""
     role = None if message.role in _ROLES.values() else message.role
     return _without_none({"role": role, "name": message.name})
 
 
-def _tool_call(call: ToolCall) -> Json:
+def _tool_call(call: ToolCall) -> _Json:
     value, is_same = arguments_of(call.arguments)
     own = {ARGUMENTS: None if is_same else call.arguments, "result": call.result, "error": call.error}
     own = _without_none(own)
@@ -374,7 +374,7 @@ def _tool_call(call: ToolCall) -> Json:
     return {**named, "extra": {OWN: own}} if own else named
 
 
-def _add_result(step: Json, message: Message) -> None:
+def _add_result(step: _Json, message: Message) -> None:
     """Add the message of a tool to the observation of the step before it."""
     calls = [call["tool_call_id"] for call in step.get("tool_calls", ())]
     is_known = message.tool_call_id in calls
@@ -389,14 +389,14 @@ def _add_result(step: Json, message: Message) -> None:
     step.setdefault("observation", {"results": []})["results"].append(found)
 
 
-def _without_none(values: Mapping[str, Any]) -> Json:
+def _without_none(values: Mapping[str, Any]) -> _Json:
     return {name: value for name, value in values.items() if value is not None}
 
 
 # --- Chats ------------------------------------------------------------------------------------------------
 
 
-def _chats(rows: Sequence[Rollout], calls: _Calls, not_held: Counter[str]) -> Iterator[Json]:
+def _chats(rows: Sequence[Rollout], calls: _Calls, not_held: Counter[str]) -> Iterator[_Json]:
     """Yield each row with messages; turns of the assistant that it does not train on have the weight 0."""
     for row in rows:
         if not row.messages:
@@ -409,7 +409,7 @@ def _chats(rows: Sequence[Rollout], calls: _Calls, not_held: Counter[str]) -> It
         yield {"messages": messages, **({"tools": tools} if tools else {}), **_own([row]), **ids}
 
 
-def _chat_message(message: Message, is_trained: bool) -> Json:
+def _chat_message(message: Message, is_trained: bool) -> _Json:
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in message.tool_calls

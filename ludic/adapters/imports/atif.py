@@ -51,7 +51,7 @@ ARGUMENTS = "arguments"
 STEP_FIELDS = ("action_target", "parse_error", "parse_feedback")
 """Fields of an AgentStep that a step of ATIF has in `extra.ludic`."""
 
-Json = Mapping[str, Any]
+_Json = Mapping[str, Any]
 
 _VERSIONS = re.compile(r"ATIF-v1\.\d")
 _SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -106,11 +106,15 @@ def _episode(record: ImportRecord, parent: ImportRecord | None, at: str) -> Impo
         trajectory.add(step, f"{at}steps[{number}]")
     group = ours.get("group_id")
     if parent is not None:  # else it would share a baseline with the agent that it worked for
-        group = [parent.get("trajectory_id", "session_id") if group is None else group, agent.get("name"), at]
+        whole = parent.values.get("trajectory_id") or parent.values.get("session_id")
+        group = [whole if group is None else group, agent.get("name"), at]
         others = {**others, **{f"subagent.{name}": value for name, value in record.rest().items()}}
+    rows = trajectory.rows(read_tools(agent.get("tool_definitions")))
+    if isinstance(rows[0], Conversation):  # which counts only what its messages do not hold
+        others = {**others, "not_read": dict(trajectory.unread) or None}
     extra_metrics = _object(record.values.get("final_metrics"), f"{at}final_metrics").get("extra")
     return ImportedEpisode(
-        rows=trajectory.rows(read_tools(agent.get("tool_definitions"))),
+        rows=rows,
         columns={**columns, "agent_id": agent.get("name"), "model": agent.get("model_name")},
         group=group,
         metadata=ours.object("metadata"),
@@ -123,8 +127,8 @@ class _Row:
     """A row that grows call by call."""
 
     builder: RowBuilder = field(default_factory=RowBuilder)
-    messages: list[Json] = field(default_factory=list)
-    calls: list[tuple[int, int, int, Json]] = field(default_factory=list)
+    messages: list[_Json] = field(default_factory=list)
+    calls: list[tuple[int, int, int, _Json]] = field(default_factory=list)
     """Index of the message, start and end of the completion in the response, and extra.ludic of the step."""
     rewards: list[tuple[int, np.ndarray]] = field(default_factory=list)
     """Rewards of tokens, from a token of prompt and response on."""
@@ -156,44 +160,51 @@ class _Trajectory:
         self._rows: dict[int, list[_Row]] = {}
         """By segment_index; 0 in a file of others."""
         self._segment = 0
-        self._pending: list[Json] = []
+        self._pending: list[_Json] = []
         """Messages since the last call."""
         self._last: _Row | None = None
-        self._messages: list[Json] = []
+        self._messages: list[_Json] = []
         self._sampled: list[int] = []
         """Indexes of the messages of agent steps that may be trained on."""
-        self._unread: Counter[str] = Counter()
+        self.unread: Counter[str] = Counter()
+        """Number of steps with a field that is not read, by its name."""
         self._num_without = 0
         """Number of them without token ids."""
 
-    def add(self, step: Json, at: str) -> None:
+    def add(self, step: _Json, at: str) -> None:
         """Add the next step. at: its name, for errors."""
         own, others = _extra(step, f"{at}.")
         metrics = _object(step.get("metrics"), f"{at}.metrics")
         self._note(step.keys() - _READ, "steps[].", step)
         self._note(metrics.keys() - _METRICS, "steps[].metrics.", metrics)
-        self._unread.update(f"steps[].extra.{name}" for name in others)
+        self.unread.update(f"steps[].extra.{name}" for name in others)
         said, results = _messages_of(step, own, at)
         segment = own.get(SEGMENT, self._segment)
+        if not isinstance(segment, int):
+            raise refusal(f"{at}.extra.{OWN}.{SEGMENT}", segment, "a number")
         if segment != self._segment:
             self._segment, self._pending = segment, []
         first = len(self._messages)
         self._messages += [*said, *results]
         self._pending += said
-        is_sampled = step.get("source") == "agent" and not step.get("is_copied_context")
-        if is_sampled and step.get("llm_call_count") != 0:
+        copied, num_calls = step.get("is_copied_context"), step.get("llm_call_count")
+        if not isinstance(copied, bool | None):
+            raise refusal(f"{at}.is_copied_context", copied, "true or false")
+        if not isinstance(num_calls, int | None):
+            raise refusal(f"{at}.llm_call_count", num_calls, "a number")
+        if step.get("source") == "agent" and not copied and num_calls != 0:
             self._sampled.append(first)
-            call = None if (step.get("llm_call_count") or 1) > 1 else _call(metrics, f"{at}.metrics")
+            call = _call(metrics, f"{at}.metrics") if num_calls in (None, 1) else None
             if call is None:
                 self._num_without += 1
             else:
                 self._add_call(call, own, at)
         self._pending += results
 
-    def _note(self, names: Iterable[str], prefix: str, values: Json) -> None:
-        self._unread.update(f"{prefix}{name}" for name in names if values[name] is not None)
+    def _note(self, names: Iterable[str], prefix: str, values: _Json) -> None:
+        self.unread.update(f"{prefix}{name}" for name in names if values[name] is not None)
 
-    def _add_call(self, call: _Call, own: Json, at: str) -> None:
+    def _add_call(self, call: _Call, own: _Json, at: str) -> None:
         rows = self._rows.setdefault(self._segment, [])
         row = next((each for each in reversed(rows) if each.builder.is_extended_by(call.prompt)), None)
         if row is None:
@@ -223,7 +234,7 @@ class _Trajectory:
         elif not len(call.tokens):  # it failed before its first token
             row.messages.pop()
 
-    def rows(self, tools: Sequence[Json]) -> list[ImportedRow | Conversation]:
+    def rows(self, tools: Sequence[_Json]) -> list[ImportedRow | Conversation]:
         """Return the rows; of a trajectory without token ids the conversation. tools: their schemas."""
         found = [row for rows in self._rows.values() for row in rows]
         if not found:
@@ -233,10 +244,10 @@ class _Trajectory:
         if self._last is not None:
             self._last.messages += self._pending
         if self._num_without:
-            self._unread["steps[] without token ids of one call, which count as context"] = self._num_without
+            self.unread["steps[] without token ids of one call, which count as context"] = self._num_without
         has_rewards = any(row.rewards for row in found)
         rows = [self._row(row, has_rewards) for row in found]
-        return [replace(rows[0], unread={**rows[0].unread, **self._unread}), *rows[1:]]
+        return [replace(rows[0], unread={**rows[0].unread, **self.unread}), *rows[1:]]
 
     def _row(self, row: _Row, has_rewards: bool) -> ImportedRow:
         read = read_messages(row.messages, f"{self._at}messages", has_tokens=True)
@@ -245,7 +256,10 @@ class _Trajectory:
             said = read.messages[read.sources.index(index)]
             step = agent_step(turn, said, start, end, finish_reason_of(own.get("finish_reason")))
             given = {name: own[name] for name in STEP_FIELDS if own.get(name) is not None}
-            steps.append(msgspec.convert({**msgspec.to_builtins(step), **given}, AgentStep))
+            try:
+                steps.append(msgspec.convert({**msgspec.to_builtins(step), **given}, AgentStep))
+            except msgspec.ValidationError as error:
+                raise RefusedRecordError(f"extra.{OWN} of a step of {self._at}steps: {error}") from None
         made = row_of(row.builder.transcript(), read.messages, steps)
         columns = dict(made.columns)
         if has_rewards:
@@ -256,7 +270,7 @@ class _Trajectory:
         return replace(made, columns=columns, unread=read.unread)
 
 
-def _call(metrics: Json, at: str) -> _Call | None:
+def _call(metrics: _Json, at: str) -> _Call | None:
     """Return the call of a step; None if its metrics have not the ids of prompt and completion."""
     own, _ = _extra(metrics, f"{at}.")
     ids = [own.get(name) if metrics.get(name) is None else metrics[name] for name in IDS]
@@ -291,7 +305,7 @@ def _cut(name: str, values: Sequence[Any], start: int, end: int, at: str) -> Any
         raise refusal(f"{at}.{name}", values, f"one {column.dtype} a token") from None
 
 
-def _border(own: Json, length: int, at: str) -> int | None:
+def _border(own: _Json, length: int, at: str) -> int | None:
     border = own.get(BORDER)
     if border is not None and not (isinstance(border, int) and 0 <= border <= length):
         raise refusal(f"{at}.extra.{OWN}.{BORDER}", border, f"a number of 0 to {length} tokens")
@@ -308,10 +322,10 @@ def _tokens(values: Any, name: str) -> np.ndarray:
 # --- Messages -------------------------------------------------------------------------------------------------
 
 
-def _messages_of(step: Json, own: Json, at: str) -> tuple[list[Json], list[Json]]:
+def _messages_of(step: _Json, own: _Json, at: str) -> tuple[list[_Json], list[_Json]]:
     """Return the message of a step, none if it only holds an observation, and the messages of its results."""
     source, message = step.get("source"), step.get("message")
-    if source not in _SOURCES:
+    if not isinstance(source, str) or source not in _SOURCES:
         raise refusal(f"{at}.source", source, ", ".join(_SOURCES))
     calls = _objects(step.get("tool_calls"), f"{at}.tool_calls")
     observation = _object(step.get("observation"), f"{at}.observation")
@@ -328,14 +342,14 @@ def _messages_of(step: Json, own: Json, at: str) -> tuple[list[Json], list[Json]
     return [] if only_results else [said], answers
 
 
-def _tool_call(call: Json, at: str) -> Json:
+def _tool_call(call: _Json, at: str) -> _Json:
     own, _ = _extra(call, f"{at}.")
     function = {"name": call.get("function_name"), "arguments": own.get(ARGUMENTS, call.get("arguments"))}
     outcome = {name: own[name] for name in ("result", "error") if name in own}
     return {"id": call.get("tool_call_id"), "type": "function", "function": function, **outcome}
 
 
-def _result(result: Json, has_calls: bool, at: str) -> Json:
+def _result(result: _Json, has_calls: bool, at: str) -> _Json:
     """Return the message of a result; without a call of a tool, the agent shows it to the model as a user's message."""
     own, _ = _extra(result, f"{at}.")
     of_call = result.get("source_call_id")
@@ -344,7 +358,7 @@ def _result(result: Json, has_calls: bool, at: str) -> Json:
     return {"role": role, "content": result.get("content") or "", "name": own.get("name"), **named}
 
 
-def arguments_of(text: str) -> tuple[Json, bool]:
+def arguments_of(text: str) -> tuple[_Json, bool]:
     """Return the arguments of a tool call as ATIF's object, and whether an import of it gives the same text."""
     try:
         value = read_json(text)
@@ -362,20 +376,20 @@ def arguments_of(text: str) -> tuple[Json, bool]:
 # --- Objects --------------------------------------------------------------------------------------------------
 
 
-def _extra(values: Json, at: str) -> tuple[Json, dict[str, Any]]:
+def _extra(values: _Json, at: str) -> tuple[_Json, dict[str, Any]]:
     """Return extra.ludic of an object, and the other fields of its `extra`."""
     extra = _object(values.get("extra"), f"{at}extra")
     own = _object(extra.get(OWN), f"{at}extra.{OWN}")
     return own, {name: value for name, value in extra.items() if name != OWN and value is not None}
 
 
-def _object(value: Any, name: str) -> Json:
+def _object(value: Any, name: str) -> _Json:
     if not isinstance(value, Mapping | None):
         raise refusal(name, value, "an object")
     return value or {}
 
 
-def _objects(values: Any, name: str) -> list[Json]:
+def _objects(values: Any, name: str) -> list[_Json]:
     if not isinstance(values, list | None) or not all(isinstance(each, Mapping) for each in values or ()):
         raise refusal(name, values, "a list of objects")
     return values or []
