@@ -255,7 +255,7 @@ def held_calls(calls: pa.Table, prompts: Mapping[str, Any]) -> list[HeldCall]:
         if row["event"] == "failed" and call.state != "stored":
             call.state = "failed"
         elif row["event"] == "call":
-            call.state, call.base = "stored", base_of(row)
+            call.state, call.base, call.is_masked = "stored", base_of(row), bool(row["is_masked"])
             call.stored = StoredCall(
                 call_id=call.call_id,
                 messages=messages[call.call_id],

@@ -40,6 +40,8 @@ class HeldCall:
     """Samples and stores it; None for a call of an earlier life."""
     deliveries: list[Delivery] = field(default_factory=list)
     """Of the requests that it answers; none of a call of an earlier life that nobody asked for again."""
+    is_masked: bool = False
+    """Whether a secret is masked in what is stored of its answer, so that it can't be given again."""
     answer: Answer | None = None
     stored: StoredCall | None = None
     """Both once it is stored."""
@@ -137,7 +139,8 @@ class EpisodeCalls:
         outside a replay, or if no call had this request.
 
         Calls that were sampled at the same time may come in another order. A request that the earlier run did not make
-        ends the replay: the calls that are left are `left_behind`. One that it made and got no answer to is sampled.
+        ends the replay: the calls that are left are `left_behind`. One that it made and got no answer to, or one that
+        `is_masked`, is sampled.
         """
         same = [call for call in self._to_replay if call.request_digest == caller.request_digest]
         if not same:
@@ -145,10 +148,12 @@ class EpisodeCalls:
             return None
         call = next((each for each in same if each.state == "stored"), same[0])
         self._to_replay.remove(call)
+        if call.is_masked:
+            self.left_behind += (call.call_id,)
         self._next = max(self._next, call.number + 1)
         call.idempotency_key = caller.idempotency_key
         self._add(call)
-        if call.state == "stored" and call.answer is not None:
+        if call.state == "stored" and call.answer is not None and not call.is_masked:
             self.last_answer = call.answer.message
             self._show(call)
             self.counts = replace(

@@ -61,12 +61,15 @@ class Gateway:
         sampling: SamplingParams,
         *,
         keeps_rows: bool = False,
+        takes_scores: bool = True,
     ) -> None:
         """life: of ludic.root.gateways.held_life. sampling: settings of the run, which clients can only shorten.
 
-        keeps_rows: keep the rows of an episode's calls in memory until `calls_of` returns them.
+        keeps_rows: keep the rows of an episode's calls in memory until `calls_of` returns them. takes_scores: whether
+        an agent may score its episode.
         """
         self.root, self.life, self.backend, self.settings, self.sampling = root, life, backend, settings, sampling
+        self._takes_scores = takes_scores
         self.engine_error: LudicError | None = None
         """The last error of the engine; it may need a new start."""
         self._log = CallLog(root, life)
@@ -181,6 +184,8 @@ class Gateway:
             correct=correct,
             scored_call_id=scored_call_id and scored_call_id[-_CALL_ID_LENGTH:],
         )
+        if not self._takes_scores:
+            raise refused("invalid", "this run scores its episodes itself; --posted-scores takes scores of agents")
         held = await self._episodes.of(episode)
         call_id = result.scored_call_id
         if call_id is not None and not (await self._episodes.calls(held)).has(call_id):
@@ -232,8 +237,9 @@ class Gateway:
         delivery: of this request, which the caller ends once the answer is sent or lost; None: it is sent when this
         returns, and lost if this is cancelled.
 
-        A retry gets the answer of the call that it repeats. If the waiter is cancelled, such as by a client that
-        disconnects, the call goes on. Raises RefusedCallError; a failed call is stored, too.
+        A retry gets the answer of the call that it repeats; if its stored answer is masked, it is sampled again. If the
+        waiter is cancelled, such as by a client that disconnects, the call goes on. Raises RefusedCallError; a failed
+        call is stored, too.
         """
         held = await self._episodes.of(episode)
         calls = await self._episodes.calls(held)
@@ -241,7 +247,7 @@ class Gateway:
         call = calls.find(caller)
         if call is None and calls.is_replaying:
             call = calls.replay(caller)
-        if call is None or call.state in ("failed", "unfinished"):
+        if call is None or call.state in ("failed", "unfinished") or call.is_masked:
             self._check_room()
             call = calls.begin(caller, call)
             call.work = self._start(self._sample(held, calls, call, request, caller))

@@ -61,7 +61,7 @@ WATCH_S = 2.0
 """Seconds between two looks for episodes that expire."""
 _MOST_SEALED_KEYS = 100_000
 _MOST_CHARACTERS = 10_000
-_MOST_IDLE_THREADS = 8
+_MOST_IDLE_THREADS, _MOST_THREADS = 8, 64
 _LOOKS_A_LEASE = 12
 
 
@@ -481,23 +481,28 @@ _STORED_FACTS = (*_COUNTS, "env_name", "purpose")
 
 
 class _Threads:
-    """Threads for blocking functions, kept for the next ones: to start one blocks the event loop for milliseconds."""
+    """Threads for blocking functions, kept for the next ones: to start one blocks the event loop for milliseconds.
+
+    So there are few: each request with a wrong key asks for one.
+    """
 
     def __init__(self) -> None:
         self._idle: list[SideThread] = []
+        self._room = asyncio.Semaphore(_MOST_THREADS)
 
     async def run(self, function: Callable[[], T]) -> T:
-        thread = self._idle.pop() if self._idle else SideThread()
-        try:
-            result = await thread.run(function)
-        except asyncio.CancelledError:  # the function goes on
-            thread.close()
-            raise
-        except BaseException:
+        async with self._room:
+            thread = self._idle.pop() if self._idle else SideThread()
+            try:
+                result = await thread.run(function)
+            except asyncio.CancelledError:  # the function goes on
+                thread.close()
+                raise
+            except BaseException:
+                self._release(thread)
+                raise
             self._release(thread)
-            raise
-        self._release(thread)
-        return result
+            return result
 
     def close(self) -> None:
         while self._idle:

@@ -63,7 +63,9 @@ class ProgramEpisodes:
             watch = asyncio.create_task(self._watch(life))
             stack.callback(watch.cancel)
             backend = EngineBackend(self._agent, keep_thinking=run.agent_keep_thinking)
-            gateway = Gateway(self._root, life, backend, settings, self._params, keeps_rows=True)
+            gateway = Gateway(
+                *(self._root, life, backend, settings, self._params), keeps_rows=True, takes_scores=run.posted_scores
+            )
             address = await stack.enter_async_context(running(gateway))
             stack.push_async_callback(gateway.drain)
             thread = SideThread()

@@ -19,7 +19,7 @@ from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, EngineError, FencedError
 from ludic.records.rollout import Message, Rollout
 from ludic.rollouts.sampler import GroupSampler, check_agent, episodes_of_run
-from ludic.root.gateways import held_life, newest_episode_claim
+from ludic.root.gateways import episode_claims, held_life, newest_episode_claim
 from ludic.root.root import Root
 from ludic.root.rows.calls import read_all_calls
 from ludic.run.config import RunConfig
@@ -275,6 +275,14 @@ def test_a_command_is_scored_and_what_it_left_is_kept(
 def test_a_command_without_a_call_says_why(tmp_path: Path) -> None:
     (row, _) = sample(tmp_path, scripted_agent(["x"]), agent_command="sh -c 'echo no key >&2; exit 4'")
     assert row.error == "the agent's command made no call of the model; exit code 4, last output: no key"
+
+
+def test_a_score_that_the_run_does_not_take_is_refused(tmp_path: Path) -> None:
+    (row, _) = sample(tmp_path, scripted_agent(lambda asked: "cats"), **command(tmp_path, "post"))
+    assert (row.episode_reward, row.metadata["exit_code"]) == (4.0, "1")
+    assert "HTTP Error 400" in row.metadata["last_output"]
+    (claim, _) = episode_claims(Root.open(str(tmp_path / "root")))
+    assert claim.reward == 4.0
 
 
 def test_posted_scores_that_do_not_come_fail_the_episode(tmp_path: Path) -> None:

@@ -106,11 +106,15 @@ def _episode(record: ImportRecord, parent: ImportRecord | None, at: str) -> Impo
         trajectory.add(step, f"{at}steps[{number}]")
     group = ours.get("group_id")
     if parent is not None:  # else it would share a baseline with the agent that it worked for
-        group = [parent.get("trajectory_id", "session_id") if group is None else group, agent.get("name"), at]
+        whole = parent.values.get("trajectory_id") or parent.values.get("session_id")
+        group = [whole if group is None else group, agent.get("name"), at]
         others = {**others, **{f"subagent.{name}": value for name, value in record.rest().items()}}
+    rows = trajectory.rows(read_tools(agent.get("tool_definitions")))
+    if isinstance(rows[0], Conversation):  # which counts only what its messages do not hold
+        others = {**others, "not_read": dict(trajectory.unread) or None}
     extra_metrics = _object(record.values.get("final_metrics"), f"{at}final_metrics").get("extra")
     return ImportedEpisode(
-        rows=trajectory.rows(read_tools(agent.get("tool_definitions"))),
+        rows=rows,
         columns={**columns, "agent_id": agent.get("name"), "model": agent.get("model_name")},
         group=group,
         metadata=ours.object("metadata"),
@@ -162,7 +166,8 @@ class _Trajectory:
         self._messages: list[_Json] = []
         self._sampled: list[int] = []
         """Indexes of the messages of agent steps that may be trained on."""
-        self._unread: Counter[str] = Counter()
+        self.unread: Counter[str] = Counter()
+        """Number of steps with a field that is not read, by its name."""
         self._num_without = 0
         """Number of them without token ids."""
 
@@ -172,18 +177,24 @@ class _Trajectory:
         metrics = _object(step.get("metrics"), f"{at}.metrics")
         self._note(step.keys() - _READ, "steps[].", step)
         self._note(metrics.keys() - _METRICS, "steps[].metrics.", metrics)
-        self._unread.update(f"steps[].extra.{name}" for name in others)
+        self.unread.update(f"steps[].extra.{name}" for name in others)
         said, results = _messages_of(step, own, at)
         segment = own.get(SEGMENT, self._segment)
+        if not isinstance(segment, int):
+            raise refusal(f"{at}.extra.{OWN}.{SEGMENT}", segment, "a number")
         if segment != self._segment:
             self._segment, self._pending = segment, []
         first = len(self._messages)
         self._messages += [*said, *results]
         self._pending += said
-        is_sampled = step.get("source") == "agent" and not step.get("is_copied_context")
-        if is_sampled and step.get("llm_call_count") != 0:
+        copied, num_calls = step.get("is_copied_context"), step.get("llm_call_count")
+        if not isinstance(copied, bool | None):
+            raise refusal(f"{at}.is_copied_context", copied, "true or false")
+        if not isinstance(num_calls, int | None):
+            raise refusal(f"{at}.llm_call_count", num_calls, "a number")
+        if step.get("source") == "agent" and not copied and num_calls != 0:
             self._sampled.append(first)
-            call = None if (step.get("llm_call_count") or 1) > 1 else _call(metrics, f"{at}.metrics")
+            call = _call(metrics, f"{at}.metrics") if num_calls in (None, 1) else None
             if call is None:
                 self._num_without += 1
             else:
@@ -191,7 +202,7 @@ class _Trajectory:
         self._pending += results
 
     def _note(self, names: Iterable[str], prefix: str, values: _Json) -> None:
-        self._unread.update(f"{prefix}{name}" for name in names if values[name] is not None)
+        self.unread.update(f"{prefix}{name}" for name in names if values[name] is not None)
 
     def _add_call(self, call: _Call, own: _Json, at: str) -> None:
         rows = self._rows.setdefault(self._segment, [])
@@ -233,10 +244,10 @@ class _Trajectory:
         if self._last is not None:
             self._last.messages += self._pending
         if self._num_without:
-            self._unread["steps[] without token ids of one call, which count as context"] = self._num_without
+            self.unread["steps[] without token ids of one call, which count as context"] = self._num_without
         has_rewards = any(row.rewards for row in found)
         rows = [self._row(row, has_rewards) for row in found]
-        return [replace(rows[0], unread={**rows[0].unread, **self._unread}), *rows[1:]]
+        return [replace(rows[0], unread={**rows[0].unread, **self.unread}), *rows[1:]]
 
     def _row(self, row: _Row, has_rewards: bool) -> ImportedRow:
         read = read_messages(row.messages, f"{self._at}messages", has_tokens=True)
@@ -245,7 +256,10 @@ class _Trajectory:
             said = read.messages[read.sources.index(index)]
             step = agent_step(turn, said, start, end, finish_reason_of(own.get("finish_reason")))
             given = {name: own[name] for name in STEP_FIELDS if own.get(name) is not None}
-            steps.append(msgspec.convert({**msgspec.to_builtins(step), **given}, AgentStep))
+            try:
+                steps.append(msgspec.convert({**msgspec.to_builtins(step), **given}, AgentStep))
+            except msgspec.ValidationError as error:
+                raise RefusedRecordError(f"extra.{OWN} of a step of {self._at}steps: {error}") from None
         made = row_of(row.builder.transcript(), read.messages, steps)
         columns = dict(made.columns)
         if has_rewards:
@@ -311,7 +325,7 @@ def _tokens(values: Any, name: str) -> np.ndarray:
 def _messages_of(step: _Json, own: _Json, at: str) -> tuple[list[_Json], list[_Json]]:
     """Return the message of a step, none if it only holds an observation, and the messages of its results."""
     source, message = step.get("source"), step.get("message")
-    if source not in _SOURCES:
+    if not isinstance(source, str) or source not in _SOURCES:
         raise refusal(f"{at}.source", source, ", ".join(_SOURCES))
     calls = _objects(step.get("tool_calls"), f"{at}.tool_calls")
     observation = _object(step.get("observation"), f"{at}.observation")

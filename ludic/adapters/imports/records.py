@@ -310,7 +310,7 @@ def purpose_of(text: str | None) -> Purpose:
 
 
 def finish_reason_of(text: str | None) -> FinishReason | None:
-    if text is not None and text not in FINISH_REASONS:
+    if text is not None and (not isinstance(text, str) or text not in FINISH_REASONS):
         raise refusal("finish_reason", text, ", ".join(FINISH_REASONS))
     return FINISH_REASONS.get(text or "")
 
