@@ -1,6 +1,7 @@
 """Run most of the benchmarks: `python -m benchmarks`; with --quick, only check that they work."""
 
 from benchmarks import (
+    call_log,
     compaction,
     compare,
     contention,
@@ -46,6 +47,7 @@ BENCHMARKS = (
     credit,
     many_files,
     point_read,
+    call_log,
     compaction,
     memory,
     object_store,

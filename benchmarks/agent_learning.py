@@ -1,10 +1,11 @@
-"""Train with agents that know nothing of ludic, beside ludic's own agent: do both environments learn alike?
+r"""Train with agents that know nothing of ludic, beside ludic's own agent: do both environments learn alike?
 
     python -m benchmarks.agent_learning --folder FOLDER
 
 Runs `ludic run` as a user does: moar_cats from random weights, and word_problems after a warm start on demonstrations,
-each once with the protocol and tools of ludic, and once with a file of plain OpenAI calls (pipelines/agents). FOLDER
-keeps the runs; one that was interrupted goes on. Writes FOLDER/agent_learning.png, the picture of docs/gateway.md.
+each once with the protocol and tools of ludic, and once with a file of plain OpenAI calls (pipelines/agents). Both have
+the same weights, tools and settings. FOLDER keeps the runs; one that was interrupted goes on. Writes
+FOLDER/agent_learning.png, the picture of docs/gateway.md.
 """
 
 import json
@@ -14,32 +15,44 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from matplotlib.figure import Figure
 
 import ludic
 from benchmarks.learning import COMMON
 from benchmarks.measure import print_table
+from ludic.agents import Toolbox, make_tools
 from ludic.app import OTHER_WORDS
 from ludic.app.demos import calculator
 from ludic.environments import WORDS
 from ludic.models import make_tiny_chat_model, make_tiny_model
 from ludic.records import to_message
-from ludic.run import RunConfig, create_root
 from ludic.settings import run_script
-from ludic.training import TrainConfig
 
 AGENTS = Path(__file__).parents[1] / "pipelines" / "agents"
-CATS, SUMS = AGENTS / "answer.py", AGENTS / "calculator.py"
+AGENT: Mapping[str, str] = {"cats": f"--agent {AGENTS}/answer.py:run", "sums": f"--agent {AGENTS}/calculator.py:run"}
+TOOL = f"{AGENTS}/calculator.py:calculator"
+"""The tool of the agent with tools, as ludic's own agent gets it: the schema is the same."""
+PLAIN: Mapping[str, str] = {"cats": "--accept-incomplete", "sums": f"--tools {TOOL} --parser boxed"}
+"""Flags of ludic's own agent. An answer that was cut off is an answer to an agent of plain calls anyway."""
+TASKS: Mapping[str, str] = {
+    "cats": f"--env moar_cats --max-tokens 32 {COMMON.replace('--accept-incomplete', '')}",
+    "sums": "--env word_problems --max-tokens 48 --group-size 8 --groups-per-batch 8 --num-workers 1 "
+    "--learning-rate 3e-4 --is-ratio-cap 2 --max-tokens-per-micro-batch 4096 --device cpu --num-threads 1",
+}
+"""Environment and flags of both runs of a task."""
+SFT = (
+    f"--offline --algorithm sft --epochs {calculator.NUM_EPOCHS} --learning-rate 1.5e-3 --schedule cosine "
+    "--max-tokens-per-micro-batch 4096 --device cpu --num-threads 1"
+)
 TITLES: Mapping[str, str] = {
     "cats": "MoarCats, from random weights",
-    "sums": "Word problems with a calculator, after a warm start",
+    "sums": "Word problems with a calculator,\nafter a warm start",
 }
-
-
-_LINES = (("plain", "tab:gray", "ludic's own agent"), ("agent", "tab:green", "plain OpenAI calls"))
-"""Kind, colour and label of the lines of a panel."""
+LINES = (("plain", "tab:orange", "o", "ludic's own agent"), ("agent", "tab:blue", "s", "plain OpenAI calls"))
+"""Kind, colour, marker and label of the lines of a panel."""
+NUM_STEPS = 40
+CURVE = "select policy_version, avg(episode_reward) as reward from rollouts group by all order by 1"
 
 
 def main(folder: str, quick: bool = False) -> None:
@@ -47,75 +60,63 @@ def main(folder: str, quick: bool = False) -> None:
 
     Args:
         folder: Folder of the runs and of the picture.
-        quick: Make two steps of each run, to check that the benchmark works.
+        quick: Make two steps of each run and a short warm start, to check that the benchmark works.
     """
-    place = Path(folder)
+    place = Path(folder).absolute()
     place.mkdir(parents=True, exist_ok=True)
-    runs = {(task, kind): place / f"{task}-{kind}" for task in TITLES for kind in ("plain", "agent")}
-    for (task, kind), root in runs.items():
-        (_cats if task == "cats" else _sums)(root, is_agent=kind == "agent", quick=quick)
-    curves = {key: _curve(root) for key, root in runs.items()}
+    curves = {}
+    for task, title in TITLES.items():
+        model = _cats_model(place) if task == "cats" else _warm_model(place, quick)
+        for kind, *_ in LINES:
+            root, own = place / f"{task}-{kind}", AGENT[task] if kind == "agent" else PLAIN[task]
+            _ludic(f"run {root} --model {model} {TASKS[task]} {own} --num-steps {2 if quick else NUM_STEPS}")
+            curves[task, kind] = read_curve(root)
+            print(f"{title}: {kind} is trained")
     rows = [
-        [task, kind, f"{_mean(points[:5]):.2f}", f"{_mean(points[-5:]):.2f}"] for (task, kind), points in curves.items()
+        [task, kind, f"{_mean(points[:5]):.2f}", f"{_mean(points[-5:]):.2f}", str(len(points))]
+        for (task, kind), points in curves.items()
     ]
-    print_table("agent_learning: mean reward", ["environment", "agent", "first versions", "last versions"], rows)
-    _draw(curves).savefig(place / "agent_learning.png", dpi=110)
+    headers = ["environment", "agent", "first 5 versions", "last 5 versions", "versions"]
+    print_table("agent_learning: mean reward", headers, rows)
+    draw(curves).savefig(place / "agent_learning.png", dpi=110)
 
 
-def _cats(root: Path, *, is_agent: bool, quick: bool) -> None:
-    model = root.parent / "cats-model"
-    if not model.exists():
-        make_tiny_model(str(model), [*WORDS, OTHER_WORDS], seed=0)
-    flags = COMMON.replace("--accept-incomplete", f"--agent {CATS}:run" if is_agent else "--accept-incomplete")
-    words = f"run {root} --model {model} --env moar_cats --max-tokens 32 --num-steps {2 if quick else 40} {flags}"
+def _ludic(words: str) -> None:
     subprocess.run([sys.executable, "-m", "ludic", *shlex.split(words)], check=True)
 
 
-def _sums(folder: Path, *, is_agent: bool, quick: bool) -> None:
-    """Warm up on demonstrations with the tools that the agent shows, then train online."""
-    num_problems = 100 if quick else calculator.NUM_PROBLEMS
-    records = list(calculator.make_demonstrations(num_problems, calculator.PER_PROBLEM))
-    if is_agent:
-        tools = _tools_of(SUMS)
-        records = [{**record, "tools": tools} for record in records]
-    model = folder.parent / f"{folder.name}-model"
+def _cats_model(place: Path) -> Path:
+    model = place / "cats-model"
     if not model.exists():
-        conversations = (list(map(to_message, record["messages"])) for record in records)
-        make_tiny_chat_model(str(model), conversations, tools=records[0]["tools"])
-    of_agent: dict[str, Any] = {"agent": f"{SUMS}:run"}
-    own: dict[str, Any] = {"tools": calculator.TOOLS, "parser": calculator.PARSER}
-    run = RunConfig(
-        model=str(model),
-        env=(calculator.ENVIRONMENT,),
-        group_size=8,
-        groups_per_batch=16,
-        num_workers=1,
-        max_tokens=48,
-        **(of_agent if is_agent else own),
-    )
-    root = create_root(str(folder), run)
-    opened = ludic.Run(root)
-    if not root.exists(calculator.DEMONSTRATIONS):
-        root.put_if_absent(calculator.DEMONSTRATIONS, "".join(json.dumps(record) + "\n" for record in records).encode())
-        opened.import_(f"{root.url}/{calculator.DEMONSTRATIONS}", "jsonl", env=calculator.ENVIRONMENT)
-    if calculator.last_warm_step(root) == 0:
-        opened.train(calculator.warm_start_config())
-    opened.run(_of_rl(calculator.last_warm_step(root) + (2 if quick else 40)))
+        make_tiny_model(str(model), [*WORDS, OTHER_WORDS], seed=0)
+    return model
 
 
-def _of_rl(num_steps: int) -> TrainConfig:
-    return calculator.rl_config(num_steps)
+def _warm_model(place: Path, quick: bool) -> Path:
+    """Return a model that was trained on demonstrations with the tool, good ones and bad ones, from random weights."""
+    model, root, first, stored = (place / f"sums-{name}" for name in ("model", "warm", "random", "demonstrations.jsonl"))
+    if model.exists():
+        return model
+    (tool,) = Toolbox(make_tools((TOOL,))).schemas
+    num_problems = 100 if quick else calculator.NUM_PROBLEMS
+    records = [
+        {**record, "tools": [tool]} for record in calculator.make_demonstrations(num_problems, calculator.PER_PROBLEM)
+    ]
+    if not first.exists():
+        conversations = (list(map(to_message, record["messages"])) for record in records[:1000])
+        make_tiny_chat_model(str(first), conversations, tools=[tool])
+        stored.write_text("".join(json.dumps(record) + "\n" for record in records))
+        own = f"--env word_problems --max-tokens 48 --groups-per-batch 16 {PLAIN['sums']}"
+        _ludic(f"run {root} --create-only --model {first} {own}")
+        _ludic(f"import {root} --from jsonl --env word_problems {stored}")
+    _ludic(f"train {root} {SFT} --warmup-steps {1 if quick else 10}")
+    _ludic(f"export {root} --format hf --out {model}")
+    return model
 
 
-def _tools_of(path: Path) -> list[Any]:
-    namespace: dict[str, Any] = {}
-    exec(compile(path.read_text(), str(path), "exec"), namespace)  # the benchmark's own file
-    return namespace["TOOLS"]
-
-
-def _curve(root: Path) -> list[tuple[int, float]]:
+def read_curve(root: Path) -> list[tuple[int, float]]:
     """Return the mean reward by version of what workers sampled, versions counted from the first sampled one."""
-    table = ludic.open(str(root)).sql(calculator.CURVE.replace("order by all", "order by 1"))
+    table = ludic.open(str(root)).sql(CURVE)
     versions, rewards = (table[name].to_list() for name in table.columns)
     return [(version - versions[0], reward) for version, reward in zip(versions, rewards, strict=True)]
 
@@ -124,15 +125,16 @@ def _mean(points: Sequence[tuple[int, float]]) -> float:
     return fmean(reward for _, reward in points)
 
 
-def _draw(curves: Mapping[tuple[str, str], Sequence[tuple[int, float]]]) -> Figure:
+def draw(curves: Mapping[tuple[str, str], Sequence[tuple[int, float]]]) -> Figure:
+    """Return the picture: a panel for each task, a line for each kind of agent."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, (task, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
-        for kind, colour, label in (
-            ("plain", "tab:gray", "ludic's own agent"),
-            ("agent", "tab:green", "an agent over HTTP"),
-        ):
-            axes.plot(*zip(*curves[task, kind], strict=True), marker=".", color=colour, label=label)
-        axes.set(xlabel="versions since the start", ylabel="mean episode reward", title=title)
+        for kind, colour, marker, label in LINES:
+            points = curves.get((task, kind), ())
+            if points:
+                axes.plot(*zip(*points, strict=True), marker=marker, markersize=3, color=colour, label=label)
+        axes.set(xlabel="policy version (gradient steps since the start)", ylabel="mean reward of an episode")
+        axes.set_title(title, fontsize="medium")
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")
     return figure

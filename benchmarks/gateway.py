@@ -270,6 +270,7 @@ def lost(peers: Path, gateways: Sequence[Gateway]) -> None:
             kept = gateway.kept(served, "tree")
             sampled = [logprob for line in log.read_text().splitlines() for logprob in json.loads(line)["logprobs"]]
             rows.append([gateway.name, *_accounts(sampled, kept)])
+            print("lost:", *rows[-1], file=sys.stderr)
     columns = ["", "sampled", "trained", "reported", "lost", "doubled", "trained, never sampled", "rows reported"]
     print_table("gateway: tokens of one tree of calls", columns, rows)
 
@@ -376,6 +377,7 @@ def killed(peers: Path, gateways: Sequence[Gateway], kills: int) -> None:
                         max(0, count - _num_kept(gateway, served, session)) for session, count in answers.items()
                     )
         rows.append([gateway.name, gateway.keeps, f"{kills}", f"{seen:,}", f"{gone:,}"])
+        print("kills:", *rows[-1], file=sys.stderr)
     print_table("gateway: kills", ["", "keeps calls in", "kills", "answers seen", "of them gone"], rows)
 
 

@@ -205,7 +205,8 @@ class Paths:
             "parser": self._parser,
             "tools": lambda tools: [self._code("tools", tool) for tool in tools] if isinstance(tools, list) else tools,
             "measures": lambda names: [self._sql(name) for name in names] if isinstance(names, list) else names,
-            **{key: self._code_of(key) for key in ("agent", "context", "protocol")},
+            "agent": self._code_of("agent"),
+            **{key: self._code_of(key) for key in ("context", "protocol")},
         }
         return {key: known[key](value) if key in known else value for key, value in values.items()}
 

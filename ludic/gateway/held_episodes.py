@@ -7,7 +7,6 @@ while it lives, calls are refused with its address. Only digests of keys are kep
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -97,14 +96,27 @@ class Held:
 class HeldEpisodes:
     """The episodes of one life."""
 
-    def __init__(self, root: Root, life: Life, max_open: int, timeout_s: float, *, keeps_rows: bool = False) -> None:
-        """timeout_s: seconds after which an episode expires. keeps_rows: as of Gateway."""
-        self._keeps_rows = keeps_rows
+    def __init__(
+        self,
+        root: Root,
+        life: Life,
+        max_open: int,
+        timeout_s: float,
+        *,
+        drain_timeout_s: float,
+        keeps_rows: bool = False,
+    ) -> None:
+        """timeout_s: seconds after which an episode expires. drain_timeout_s: as of GatewaySettings.
+
+        keeps_rows: as of Gateway.
+        """
+        self._keeps_rows, self._drain_timeout_s = keeps_rows, drain_timeout_s
         self._root, self._life, self._max_open, self._timeout_s = root, life, max_open, timeout_s
         self._held: dict[Name, Held] = {}
         self._by_key: dict[str, Name] = {}
         """By digest: of held episodes, of those of other lives, and of lately sealed ones."""
-        self._sealed_keys: deque[str] = deque()
+        self._sealed_keys: dict[str, None] = {}
+        """Digests of keys of sealed episodes, the oldest first."""
         self._others: dict[Name, EpisodeClaim] = {}
         """Open episodes of other lives, when the root was last read."""
         self._sealed: set[Name] = set()
@@ -194,7 +206,7 @@ class HeldEpisodes:
         held.check_open()
         held.is_sealing = True
         try:
-            await _ended(held.calls)
+            await self._end_calls(held, 0)
             await self._changed(held, key_digest=key_digest(key), expires_at=expires_at.isoformat())
         except BaseException:
             held.is_sealing = False
@@ -354,22 +366,26 @@ class HeldEpisodes:
         check_score(result)
         await self._changed(held, **_score(result))
 
-    async def seal(self, episode: OpenEpisode, result: EpisodeResult) -> None:
-        """End an episode after its calls in flight, and forget its calls. A sealed one stays as it is."""
+    async def seal(self, episode: OpenEpisode, result: EpisodeResult, wait_s: float | None = None) -> None:
+        """End an episode after its calls in flight, and forget its calls. A sealed one stays as it is.
+
+        wait_s: as of Gateway.
+        """
         held = self._held.get((episode.episode_id, episode.attempt))
         if held is None or held.episode is not episode:
             return
         check_score(result)
         if held.sealing is None or held.sealing.done():
-            held.sealing = asyncio.create_task(self._seal(held, result))
+            left_s = (held.episode.expires_at - datetime.now(UTC)).total_seconds()
+            held.sealing = asyncio.create_task(self._seal(held, result, left_s if wait_s is None else wait_s))
         await asyncio.shield(held.sealing)
 
-    async def _seal(self, held: Held, result: EpisodeResult) -> None:
+    async def _seal(self, held: Held, result: EpisodeResult, wait_s: float) -> None:
         episode, held.is_sealing = held.episode, True
         try:
             if held.is_replay:  # calls that the agent's last run did not reach
                 (await self.calls(held)).end_replay()
-            await _ended(held.calls)
+            await self._end_calls(held, wait_s)
             await self._changed(held, is_end=True, **self._left_behind(held), **_end(result))
         except BaseException:
             held.is_sealing = False
@@ -379,6 +395,19 @@ class HeldEpisodes:
             episode.counts, episode.rows = held.calls.counts, held.calls.rows or ()
         self._held.pop(held.name, None)
         self._remember_sealed(held.claim.key_digest, held.name)
+
+    async def _end_calls(self, held: Held, wait_s: float) -> None:
+        """Wait until the calls in flight are stored or have failed; after wait_s and drain_timeout_s they fail.
+
+        What the engine does not end then is left.
+        """
+        running = [] if held.calls is None else held.calls.running
+        if running:
+            _, late = await asyncio.wait(running, timeout=max(wait_s, self._drain_timeout_s))
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=self._drain_timeout_s)
 
     async def _changed(self, held: Held, *, is_end: bool = False, **values: Any) -> None:
         """Store a claim with other values; also if the waiter is cancelled, so that what is held is what is stored."""
@@ -408,9 +437,11 @@ class HeldEpisodes:
         """Keep a key for the answer that its episode has ended."""
         self._by_key[digest] = name
         self._sealed.add(name)
-        self._sealed_keys.append(digest)
+        self._sealed_keys[digest] = None
         if len(self._sealed_keys) > _MOST_SEALED_KEYS:
-            self._by_key.pop(self._sealed_keys.popleft(), None)
+            oldest = next(iter(self._sealed_keys))
+            del self._sealed_keys[oldest]
+            self._by_key.pop(oldest, None)
 
     def close(self) -> None:
         """End the threads."""
@@ -514,12 +545,6 @@ class _OtherLives:
                 return record.address
             await asyncio.sleep(first.lease_s / _LOOKS_A_LEASE)
         return None
-
-
-async def _ended(calls: EpisodeCalls | None) -> None:
-    """Wait until the calls in flight are stored or have failed."""
-    if calls is not None and calls.running:
-        await asyncio.wait(calls.running)
 
 
 def _episode(claim: EpisodeClaim, timeout_s: float) -> OpenEpisode:

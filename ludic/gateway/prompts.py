@@ -29,7 +29,7 @@ from ludic.gateway.matching import SentMessages
 from ludic.models import ChatRenderer, Tokenizer, render_text
 from ludic.records import Message, ToolCall
 
-Tools = Sequence[Mapping[str, Any]]
+_Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +45,25 @@ class _Shown:
     """Length and hash of the text."""
     body_length: int
     body_digest: int
-    """The same of the text without a beginning of thinking at its end."""
+    """The same of the text without empty thinking, and without a beginning of thinking at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Marked:
-    """An answer whose text, thinking and arguments of tool calls are markers."""
+    """An answer with markers: around its text, and in the place of its thinking and of the arguments of its calls."""
 
     message: Message
     thinking: str | None
     """Marker of the thinking; None if it has none."""
     content: str | None
-    """Marker of the text; None if it has only calls."""
+    """The text between two markers, or the markers alone; None if it has only calls."""
     arguments: tuple[str, ...]
     """Markers of the calls."""
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """All in their order, the text too."""
+        return [each for each in (self.thinking, self.content, *self.arguments) if each is not None]
 
 
 class PromptMaker:
@@ -80,15 +85,21 @@ class PromptMaker:
 
         known: the call that they continue, whose answer is taken as it was sampled; so are the answers before it.
         """
-        messages = request.messages
-        if known is not None:
-            messages = (*self._messages_of(known, earlier), known.answer, *_after(messages, known))
+        messages = self._restored(request, known, earlier)
         prepared, text = self._render(messages, request.tools)
         tokens = self._tokens(text) if len(text) < _LONG else self._tokenise(text)
         return Prompt(tokens=tokens, made="whole", shown=_shown(messages, prepared, text))
 
+    def _restored(
+        self, request: CallRequest, known: StoredCall | None, earlier: Sequence[StoredCall]
+    ) -> tuple[Message, ...]:
+        """Return the messages of a call, with known answers as they were sampled."""
+        if known is None:
+            return request.messages
+        return (*self._messages_of(known, earlier), known.answer, *_after(request.messages, known))
+
     def _render(
-        self, messages: Sequence[Message], tools: Tools, before: Sequence[dict[str, Any]] = ()
+        self, messages: Sequence[Message], tools: _Tools, before: Sequence[dict[str, Any]] = ()
     ) -> tuple[Sequence[dict[str, Any]], str]:
         """Return messages as the template gets them, and the text of the prompt. before: messages before them."""
         renderer = ChatRenderer(self._tokenizer, self._as_read(messages), tools=tools)
@@ -125,11 +136,22 @@ class PromptMaker:
     # --- Prompts that extend an earlier call's -----------------------------------------------------------
 
     def extended(
-        self, request: CallRequest, base: StoredCall, with_tokens: Sequence[StoredCall], earlier: Sequence[StoredCall]
+        self,
+        request: CallRequest,
+        base: StoredCall,
+        known: StoredCall | None,
+        with_tokens: Sequence[StoredCall],
+        earlier: Sequence[StoredCall],
     ) -> Prompt | None:
-        """Return the prompt that extends a stored call; None if the template shows an earlier part otherwise."""
+        """Return the prompt that extends a stored call; None if the template shows an earlier part otherwise.
+
+        known: as for `whole`, a longer one than the base if that had other tools. with_tokens: calls with these tools.
+        """
         before = self._shown_of(base, request.tools, with_tokens, earlier)
-        after = _after(request.messages, base)
+        if known is base:
+            after = _after(request.messages, base)
+        else:
+            after = [*self._restored(request, known, earlier)[len(base.messages) + 1 :]]
         found = None if before is None else self._show(before, base, after, request.tools)
         if found is None:
             return None
@@ -139,7 +161,7 @@ class PromptMaker:
         return Prompt(tokens=tokens, extends=base.call_id, made="extended", shown=shown)
 
     def _show(
-        self, before: _Shown, call: StoredCall, after: Sequence[Message], tools: Tools
+        self, before: _Shown, call: StoredCall, after: Sequence[Message], tools: _Tools
     ) -> tuple[_Shown, str] | None:
         """Show the messages behind a stored call; return the text that follows the call's tokens, too.
 
@@ -150,56 +172,67 @@ class PromptMaker:
                 prepared, text = self._render([marked.message, *after], tools, before.prepared)
             except ModelError:
                 continue  # of several tool calls, for example, which some templates refuse
-            start = self._start(before, text)
-            added = None if start is None else self._added(text[start:], marked, call, bool(tools))
+            if marked.content is not None:  # names of special tokens in it are broken up
+                content: str = prepared[len(before.prepared)]["content"]
+                marked = replace(marked, content=content[content.find(f"{self._marker(call)}C") :])
+            rest = self._rest(before, text, marked)
+            added = None if rest is None else self._added(rest, marked, call, bool(tools))
             messages = (*before.messages, call.answer, *after)
             return None if added is None else (_shown(messages, prepared, text), added)
         return None
 
+    def _marker(self, call: StoredCall) -> str:
+        return f"LUDIC{self._secret}{call.call_id.replace('-', '')}"
+
     def _markings(self, call: StoredCall) -> list[_Marked]:
         """Return the ways to mark an answer: with its tool calls apart, or as part of the text."""
         answer = call.answer
-        marker = f"LUDIC{self._secret}{call.call_id.replace('-', '')}"
+        marker = self._marker(call)
         thinking = f"{marker}T" if answer.reasoning is not None and not self._keep_thinking else None
         arguments = tuple(f"{marker}A{index}E" for index in range(len(answer.tool_calls)))
         as_text = _Marked(
-            message=Message(role="assistant", content=f"{marker}C", reasoning=thinking),
+            message=Message(role="assistant", content=f"{marker}C{marker}D", reasoning=thinking),
             thinking=thinking,
-            content=f"{marker}C",
+            content=f"{marker}C{marker}D",
             arguments=(),
         )
+        # The text itself shows whether the template leaves a part of it out, such as thinking in markup of its own.
+        text = f"{marker}C{marker}D" if self._keep_thinking else f"{marker}C{answer.content}{marker}D"
         if not arguments:
-            return [as_text]
+            return [replace(as_text, message=replace(as_text.message, content=text), content=text)]
         calls = [
             replace(each, arguments=json.dumps({"value": text}))
             for each, text in zip(answer.tool_calls, arguments, strict=True)
         ]
-        content = as_text.content if answer.content.strip() else None
+        content = text if answer.content.strip() else None
         message = replace(as_text.message, content=content or "", tool_calls=tuple(calls))
         return [_Marked(message=message, thinking=thinking, content=content, arguments=arguments), as_text]
 
-    def _start(self, before: _Shown, text: str) -> int | None:
-        """Return the index of an answer in a text that begins as an earlier prompt did; None if it begins otherwise."""
+    def _rest(self, before: _Shown, text: str, marked: _Marked) -> str | None:
+        """Return the text from an answer on, of a text that begins as an earlier prompt did; None if it begins
+        otherwise."""
         if hash(text[: before.length]) == before.digest:
-            return before.length
-        # The prompt has begun the thinking, and the template leaves it out of an old answer.
-        if self._keep_thinking and hash(text[: before.body_length]) == before.body_digest:
-            return before.body_length
-        return None
+            return text[before.length :]
+        if not self._keep_thinking:
+            return None
+        # The prompt has begun the thinking, or the template shows an empty one, until another question follows.
+        at = text.find(marked.markers[0])
+        head = _EMPTY_THINKING.sub("", text[:at])
+        is_same = at >= 0 and hash(head[: before.body_length]) == before.body_digest
+        return head[before.body_length :] + text[at:] if is_same else None
 
     def _added(self, rest: str, marked: _Marked, call: StoredCall, has_tools: bool) -> str | None:
         """Return the text that follows a call's tokens; None if the template does not show all of its answer.
 
         rest: the text from the answer on.
         """
-        markers = [each for each in (marked.thinking, marked.content, *marked.arguments) if each is not None]
         end = 0
-        for marker in markers:
+        for marker in marked.markers:
             at = rest.find(marker, end)
             if at < 0:
                 return None
             end = at + len(marker)
-        lead, added = rest[: rest.find(markers[0])], rest[end:]
+        lead, added = rest[: rest.find(marked.markers[0])], rest[end:]
         if lead.strip() and not self._has_lead(lead, marked, call):
             return None
         if marked.arguments:
@@ -278,7 +311,7 @@ class PromptMaker:
         return messages
 
     def _shown_of(
-        self, call: StoredCall, tools: Tools, with_tokens: Sequence[StoredCall], earlier: Sequence[StoredCall]
+        self, call: StoredCall, tools: _Tools, with_tokens: Sequence[StoredCall], earlier: Sequence[StoredCall]
     ) -> _Shown | None:
         """Return what the template shows of a stored call's prompt; None if it is not what the tokens are."""
         chain: list[StoredCall] = [call]
@@ -300,7 +333,7 @@ class PromptMaker:
         return call.shown if isinstance(call.shown, _Shown) else self._shown.get(call)
 
     def _made_again(
-        self, call: StoredCall, base: StoredCall | None, tools: Tools, earlier: Sequence[StoredCall]
+        self, call: StoredCall, base: StoredCall | None, tools: _Tools, earlier: Sequence[StoredCall]
     ) -> _Shown | None:
         """Render the prompt of a call of an earlier life of the gateway once more. base: the call that it extends."""
         if base is not None:
@@ -321,12 +354,11 @@ _LONG = 500_000
 _END_OF_THINKING = "\n</think>\n\n"
 _PROBE_ID = "call00000"
 """Id of the tool call by which the end of calls is found; nine letters and digits, as Mistral's templates want."""
-_OPENING = re.compile(r"<think>\s*(</think>\s*)?\Z")
+_EMPTY_THINKING = re.compile(r"<think>\s*(?:</think>\s*|\Z)")
 
 
 def _shown(messages: tuple[Message, ...], prepared: Sequence[dict[str, Any]], text: str) -> _Shown:
-    opening = _OPENING.search(text[-40:])
-    body = text if opening is None else text[: len(text) - len(opening[0])]
+    body = _EMPTY_THINKING.sub("", text)
     return _Shown(
         messages=messages,
         prepared=prepared,

@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -50,7 +51,7 @@ from ludic.gateway import (
 )
 from ludic.records import Message, Rollout, ToolCall, new_id
 from ludic.rollouts.commands import environment_of, limits_of, run_command, split_command
-from ludic.rollouts.programs import Clients, Program, ProgramEnd, Task, Tools, check_fits
+from ludic.rollouts.programs import AgentProgram, AgentTools, Clients, ProgramEnd, Task, check_fits
 from ludic.root import EpisodeClaim, Root, newest_episode_claim
 from ludic.root.rows import read_calls, read_prompt
 from ludic.root.storage import back_off
@@ -79,7 +80,7 @@ class Player:
     root: Root
     run: RunConfig
     agent: Agent
-    program: Program
+    program: AgentProgram
     gateway: Gateway
     address: str
     """Of the gateway, without /v1."""
@@ -133,8 +134,11 @@ class Play:
             episode = await self._open()
         except _ReusedError as found:
             return await self._rows_of_claim(found.claim)
+        began = time.monotonic()
         result = await self._result(environments, episode)
-        await self._persist(partial(self._gateway.seal, episode, result))
+        # A call that the agent left behind holds the worker no longer than the agent could.
+        left_s = None if self._player.timeout_s is None else self._player.timeout_s + began - time.monotonic()
+        await self._persist(partial(self._gateway.seal, episode, result, wait_s=left_s))
         table = partial(self._gateway.calls_of, episode)
         return await self._rows(table, episode.attempt, episode.result or result, episode.left_behind)
 
@@ -275,7 +279,7 @@ class Play:
             model=self._player.agent.model,
             variables=variables,
             folder=folder,
-            tools=Tools(toolbox.schemas, call),
+            tools=AgentTools(toolbox.schemas, call),
             clients=self._player.clients,
         )
 

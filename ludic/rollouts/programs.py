@@ -47,7 +47,7 @@ class Task:
     """OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY; the key is the episode's secret."""
     folder: Path
     """Empty folder of the episode, deleted after it; see `work`."""
-    tools: "Tools"
+    tools: "AgentTools"
     clients: "Clients"
 
     @property
@@ -93,7 +93,7 @@ class ProgramEnd:
     """End of the output of a command."""
 
 
-class Program(Protocol):
+class AgentProgram(Protocol):
     """Runs an agent in one episode after the other, many at the same time."""
 
     async def run(self, task: Task) -> ProgramEnd:
@@ -125,7 +125,7 @@ def check_fits(name: str, held: HeldEnvironment) -> None:
             )
 
 
-def make_program(run: RunConfig, files: Files = NO_FILES) -> Program:
+def make_program(run: RunConfig, files: Files = NO_FILES) -> AgentProgram:
     """Return the program of a run's settings; runs a user's file.
 
     files: users' files to run instead of those on disk.
@@ -145,7 +145,7 @@ def make_program(run: RunConfig, files: Files = NO_FILES) -> Program:
 # --- Functions -----------------------------------------------------------------------------------------------
 
 
-class Tools:
+class AgentTools:
     """Tools of the environment, which a function may call while its episode runs."""
 
     def __init__(self, schemas: Sequence[Mapping[str, Any]], call: Callable[[str, str], Any]) -> None:

@@ -29,7 +29,6 @@ from .catalogue import CHECKPOINTS as CHECKPOINTS
 from .catalogue import CUT as CUT
 from .catalogue import DATA as DATA
 from .catalogue import DELTA_LOGS as DELTA_LOGS
-from .catalogue import EPISODES as EPISODES
 from .catalogue import EVALUATIONS as EVALUATIONS
 from .catalogue import GATEWAYS as GATEWAYS
 from .catalogue import ICEBERG as ICEBERG
@@ -43,7 +42,6 @@ from .catalogue import METRICS as METRICS
 from .catalogue import MODEL as MODEL
 from .catalogue import PICTURE as PICTURE
 from .catalogue import POLICIES as POLICIES
-from .catalogue import PROMPTS as PROMPTS
 from .catalogue import README as README
 from .catalogue import REFERENCE as REFERENCE
 from .catalogue import RUN as RUN
@@ -86,7 +84,6 @@ from .code import warn_of_other_code as warn_of_other_code
 from .gateways import Life as Life
 from .gateways import LivesWatch as LivesWatch
 from .gateways import change_episode as change_episode
-from .gateways import check_episode_id as check_episode_id
 from .gateways import claim_episode as claim_episode
 from .gateways import claim_life as claim_life
 from .gateways import episode_claims as episode_claims
@@ -116,7 +113,6 @@ from .json_records import EpisodeClaim as EpisodeClaim
 from .json_records import EpisodeEndKind as EpisodeEndKind
 from .json_records import EvaluationRecord as EvaluationRecord
 from .json_records import FileEntry as FileEntry
-from .json_records import GatewayLife as GatewayLife
 from .json_records import ImportBegun as ImportBegun
 from .json_records import ImportReport as ImportReport
 from .json_records import LatestPolicy as LatestPolicy

@@ -1,7 +1,7 @@
 """Claim a life of a gateway and the episodes that it serves, and take over the episodes of lives that are over.
 
 A life renews gateways/N.json three times per lease length. It stops answering by itself when its last successful
-renewal began more than a lease length ago, by its own monotonic clock; so another life may take its episodes once it
+renewal began more than a lease length ago, by its own clock since boot; so another life may take its episodes once it
 has seen the file unchanged for that long. A claim of an episode is one number of a register: a life that takes an
 episode over puts the next one. Raises FencedError for a lost lease or episode, NameTakenError for an episode that
 exists, ReplacedRootError if the root was deleted or created again.
@@ -34,6 +34,12 @@ _LOOKS_A_LEASE = 12
 _CONCURRENT_READS = 16
 
 
+def _clock() -> float:
+    """Return seconds since boot. time.monotonic() leaves out the time for which a machine is suspended."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
@@ -45,7 +51,7 @@ class Life:
     """A life of a gateway that this process holds; `held_life` renews it."""
 
     def __init__(self, root: Root, record: GatewayLife, began: float) -> None:
-        """began: time.monotonic() from before the record was put."""
+        """began: _clock() from before the record was put."""
         self.root, self.record, self._renewed = root, record, began
         self._lost: str | None = None
 
@@ -63,7 +69,7 @@ class Life:
         Call it after what an answer depends on was stored, and before the answer leaves: another life that took the
         episodes over can then read what was stored.
         """
-        if self._lost is None and time.monotonic() - self._renewed > self.record.lease_s:
+        if self._lost is None and _clock() - self._renewed > self.record.lease_s:
             self._lost = (
                 f"{GATEWAYS.name_of(self.record)} was not renewed for {self.record.lease_s:g} s, so that another "
                 "gateway may have taken its episodes; start this gateway again"
@@ -74,7 +80,7 @@ class Life:
     def renew(self) -> None:
         """Put the record with a higher count. Raises FencedError if the life was lost, StoreError."""
         self.check()
-        began = time.monotonic()
+        began = _clock()
         record = replace(self.record, num_renewals=self.record.num_renewals + 1)
         self._put(record)
         self.check()  # a put that took longer than the lease counts for nothing
@@ -101,11 +107,11 @@ def claim_life(root: Root, address: str = "", *, lease_s: float = LEASE_S) -> Li
     """
     root.check_same_run()
     lives = Register(root, GATEWAYS)
-    began = time.monotonic()
+    began = _clock()
 
     def make(life: int) -> GatewayLife:
         nonlocal began
-        began = time.monotonic()
+        began = _clock()
         return GatewayLife(
             life=life,
             worker_id=f"g{life}-{new_id().replace('-', '')[-12:]}",
@@ -148,7 +154,7 @@ def _renew(life: Life, done: threading.Event) -> None:
 
 
 class LivesWatch:
-    """Decides from repeated reads which lives are over, by this machine's monotonic clock alone."""
+    """Decides from repeated reads which lives are over, by this machine's clock since boot alone."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
@@ -164,9 +170,9 @@ class LivesWatch:
         known, since = self._seen.get(life, (None, 0.0))
         if known != record:
             self._renewed |= {life} if known is not None else set()
-            self._seen[life] = record, time.monotonic()
+            self._seen[life] = record, _clock()
             return False
-        return time.monotonic() - since > record.lease_s
+        return _clock() - since > record.lease_s
 
     def was_renewed(self, life: int) -> bool:
         """Return whether a life was renewed while this object watched it."""

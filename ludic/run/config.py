@@ -99,7 +99,11 @@ class RunConfig:
         _OF_EPISODES,
     ] = None
     """Maximum steps of the environment in an episode."""
-    max_sequence_tokens: Annotated[Tokens | None, WhenNone("is the model's limit"), _OF_EPISODES] = None
+    max_sequence_tokens: Annotated[
+        Tokens | None,
+        WhenNone("is the model's limit"),
+        Role(of_episodes=True, in_evaluations=True, of_programs_too=True),
+    ] = None
     """Maximum tokens of prompt and completions together; an episode that needs more is truncated."""
     longrope: Annotated[Longrope | None, Role(free_if_none=True, stored_if_set=True)] = None
     """Factors of a longrope model (Phi-3-128k, Phi-4-mini, PhiMoE): short, for sequences that fit into its original
@@ -125,7 +129,7 @@ class RunConfig:
     tool_format: Annotated[
         str | None,
         WhenNone("is what its chat template shows, or hermes if that can't be told"),
-        Role(of_episodes=True, in_evaluations=True, free_if_none=True),
+        Role(of_episodes=True, in_evaluations=True, free_if_none=True, of_programs_too=True),
     ] = None
     """How the model writes tool calls: hermes, which Qwen 2.5 and 3 use too, qwen3_coder, which is the XML of Qwen 3.5,
     llama, mistral, json or json:TAG."""
@@ -172,7 +176,7 @@ class RunConfig:
     posted_scores: Annotated[bool, _OF_PROGRAM] = False
     """Take the score that the agent posts to the gateway in the place of the environment's. An agent that runs what the
     model writes may then score itself."""
-    float32_head: Annotated[bool, Role(of_episodes=True, stored_if_set=True)] = False
+    float32_head: Annotated[bool, Role(of_episodes=True, stored_if_set=True, of_programs_too=True)] = False
     """Compute logits in float32 when the model computes in bfloat16, in workers and trainer alike (MiniMax-M1)."""
     seed: Annotated[Seed, Role(on_card=True)] = 0
     """Decides which examples are served in which order, and seeds the sampling of each answer."""
@@ -212,7 +216,7 @@ class RunConfig:
                 continue
             if each.role.of_program and not has_program:
                 raise ConfigError(f"{name} has no effect without agent or agent_command; leave it out")
-            if has_program and each.role.of_episodes and not each.role.of_program and name not in _OF_MODEL:
+            if has_program and each.role.of_episodes and not (each.role.of_program or each.role.of_programs_too):
                 raise ConfigError(
                     f"{name} has no effect on an agent that makes its own calls ({programs[0]}); leave it out, and let "
                     "the agent do it"
@@ -266,8 +270,6 @@ class RunConfig:
         return ", ".join(f"{name} is {theirs[name]!r} there, {mine[name]!r} was asked for" for name in names)
 
 
-_OF_MODEL = ("tool_format", "float32_head", "max_sequence_tokens")
-"""Settings of episodes that also hold for agents that make their own calls."""
 FREE_IF_NONE = names_of(RunConfig, "free_if_none")
 """Settings whose None leaves the choice to ludic, so that it differs from no value."""
 SAMPLING = names_of(RunConfig, "of_sampling")

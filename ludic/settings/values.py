@@ -75,6 +75,8 @@ class Role:
     """Whether it decides how an agent plays an episode, in training and in evaluations."""
     of_program: bool = False
     """Whether it belongs to an agent that is a program of its own and speaks HTTP: it has no effect without one."""
+    of_programs_too: bool = False
+    """Whether it decides an episode of such an agent, too, as it does one of ludic's own agent."""
     in_evaluations: bool = False
     """Whether an evaluation may override the run's value."""
     of_call: bool = False

@@ -47,11 +47,20 @@ async def run(example: dict[str, Any], client: AsyncOpenAI, model: str) -> str:
 
 
 def calculate(arguments: str) -> str:
-    """Return the value of the expression, or what is wrong with it."""
+    """Return the result of a call, or what is wrong with it. arguments: as the model wrote them, JSON."""
     try:
-        return str(value(ast.parse(json.loads(arguments)["expression"], mode="eval").body))
-    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError) as error:
+        return calculator(**json.loads(arguments))
+    except (ValueError, TypeError, SyntaxError, RecursionError) as error:
         return f"error: {error}"
+
+
+def calculator(expression: str):  # type: ignore[no-untyped-def]
+    """Compute an arithmetic expression of whole numbers.
+
+    Args:
+        expression: Such as (2 + 3) * 4.
+    """
+    return str(value(ast.parse(expression, mode="eval").body))
 
 
 def value(node: ast.expr) -> int:

@@ -23,7 +23,7 @@ from ludic.agents.tools.formats import likely_format, make_tool_format
 from ludic.engines.engine import Completion, Engine, GenerationRequest, SamplingParams
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import EngineError
-from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, Sampled, StoredCall
+from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, SampledCall, StoredCall
 from ludic.gateway.conversation import EngineBackend
 from ludic.gateway.dialects import DIALECTS
 from ludic.gateway.matching import longest_known, tools_digest
@@ -119,7 +119,7 @@ class Talk:
         )
         self.backend = make_backend(self.engine, tokenizer, len(tokenizer), keep_thinking=self.keep_thinking)
 
-    def ask(self, messages: Sequence[Message], said: str | Turn, **options: Any) -> tuple[Prompt, Sampled]:
+    def ask(self, messages: Sequence[Message], said: str | Turn, **options: Any) -> tuple[Prompt, SampledCall]:
         """Make a call, and store it."""
         params = options.pop("params", SamplingParams(max_tokens=500))
         request = CallRequest(dialect=options.pop("dialect", "chat"), messages=tuple(messages), **options)
@@ -337,15 +337,32 @@ def test_thinking_that_is_kept_stays_in_one_segment() -> None:
     )
 
 
+IN_LOOPS = QWEN3.template.replace(" and (loop.last or reasoning)", "")  # Qwen 3.5 shows empty thinking in tool loops
 EMPTY_THINKING = CHATML.template.replace("assistant\n{{ content }}", "assistant\n<think></think>{{ content }}")
 
 
 @pytest.mark.parametrize(
-    "family", [FAMILIES["qwen3 thinking"], FAMILIES["qwq"], replace(QWEN3, template=EMPTY_THINKING)]
+    "family",
+    [
+        FAMILIES["qwen3 thinking"],
+        FAMILIES["qwq"],
+        replace(QWEN3, template=IN_LOOPS),
+        replace(QWEN3, template=EMPTY_THINKING),
+    ],
 )
 def test_thinking_is_kept_where_the_prompt_begins_it_or_the_template_shows_it_empty(family: Family) -> None:
     _, prompts = thinks(family, keep_thinking=True)
     assert [each.extends for each in prompts] == [None, "call-0", "call-1", "call-2"]
+
+
+@pytest.mark.parametrize("keep_thinking", [False, True])
+def test_thinking_in_other_markup_is_seen_where_the_template_leaves_it_out(keep_thinking: bool) -> None:
+    template = CHATML.template.replace("{{ content }}", "{{ content.split('</thought>')[-1] }}")
+    talk = Talk(replace(CHATML, template=template), keep_thinking=keep_thinking)
+    _, sampled = talk.ask(QUESTION, "<thought>hm</thought>4")
+    prompt, _ = talk.ask([*QUESTION, sampled.message, user("more")], "5")
+    assert prompt.made == ("extended" if keep_thinking else "whole")
+    assert ("hm" in talk.text(prompt.tokens)) == keep_thinking
 
 
 def test_an_answer_to_which_the_template_adds_an_empty_thinking_is_not_what_was_sampled() -> None:
@@ -611,7 +628,7 @@ def test_a_forward_pass_repeats_the_logprobs_of_a_conversation_with_a_real_model
     folder = str(tmp_path)
     write_model(folder, chat_tokenizer(), seed=1, hidden_size=64, num_layers=2, initializer_range=0.3)
     engine, tokenizer = TransformersEngine(folder, device="cpu", version=1), chat_tokenizer()
-    backend = make_backend(engine, tokenizer)
+    backend = make_backend(engine, tokenizer, keep_thinking=True)  # the model samples "</think>", too
     calls: list[StoredCall] = []
     messages: tuple[Message, ...] = (user("2 + 2?"),)
     for number in range(4):

@@ -170,9 +170,14 @@ async def test_a_call_goes_on_without_its_client_and_its_retry_gets_the_answer(r
         with pytest.raises(asyncio.CancelledError):
             await gone
         other = await ask(gateway, episode, "other")
+        # It asks again, once without and once with a count of its retries.
+        unknown = await ask(gateway, episode, "hi")
         assert (await ask(gateway, episode, "hi", retry_count=1)).message.content == "0"
         assert other.message.content == "1"
-        assert len(stored(root, episode)["call"]) == 2
+        await ask(gateway, episode, "hi")  # the answer has come by now: it is another call
+        rows = stored(root, episode)["call"]
+        assert [row["retry_of"] for row in rows] == [None, None, rows[0]["call_id"], None]
+        assert [row["call_id"] for row in rows][2] == unknown.call_id
 
 
 @in_loop

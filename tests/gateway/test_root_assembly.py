@@ -77,7 +77,7 @@ def test_open_episodes_of_lives_and_of_workers_are_left_alone_and_those_of_ended
     sealed = newest_episode_claim(run, "e", 1)
     assert (sealed.number, sealed.end, sealed.sealed_at is not None) == (2, "complete", True)
     assert report.left == {
-        "g": "is open at a gateway that lives, or did within its lease",
+        "g": "is open at a gateway that lives, or did within its lease; seal it, or stop the gateway",
         "w": "is an episode of a worker, which makes its rows",
     }
 

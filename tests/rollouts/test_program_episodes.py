@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from ludic.agents.agent import Agent
 from ludic.environments.environment import Example, Score, tool
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.single_turn import SingleTurn
-from ludic.errors import ConfigError, EngineError
+from ludic.errors import ConfigError, EngineError, FencedError
 from ludic.records.rollout import Message, Rollout
 from ludic.rollouts.sampler import GroupSampler, check_agent, episodes_of_run
-from ludic.root.gateways import episode_claims, newest_episode_claim
+from ludic.root.gateways import episode_claims, held_life, newest_episode_claim
 from ludic.root.root import Root
+from ludic.root.rows.calls import read_all_calls
 from ludic.run.config import RunConfig
 from ludic.run.run_json import put_run
 
@@ -193,6 +195,51 @@ def test_an_error_of_the_engine_ends_everything(tmp_path: Path) -> None:
     agent = scripted_agent(lambda asked: Turn(error=EngineError("the engine is gone")))
     with pytest.raises(EngineError, match="the engine is gone"):
         sample(tmp_path, agent, **settings(tmp_path))
+
+
+def test_a_worker_whose_gateway_lost_its_lease_ends_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ludic.rollouts.program_gateway.held_life", partial(held_life, lease_s=0.3))
+    loses = """
+    import asyncio, pathlib, shutil
+    life = pathlib.Path(__file__).parent / "root" / "gateways" / "1.json"
+    text = await ask(base_url, api_key, model, example["messages"])
+    if life.exists():
+        life.unlink()  # as if another gateway had taken its place while this process was paused
+    while not life.parent.joinpath("2.json").exists() and not life.with_suffix(".new").exists():
+        await asyncio.sleep(0.05)
+    return text["content"]
+"""
+    source = f"{HTTP}\nasync def run(example, base_url, api_key, model):{loses}"
+    with pytest.raises(FencedError, match=r"gateways/1.json is not of this gateway"):
+        sample(tmp_path, scripted_agent(lambda asked: "abc"), timeout_s=None, **settings(tmp_path, source))
+    Path(tmp_path, "root", "gateways", "1.new").touch()
+    agent = scripted_agent(lambda asked: "other")
+    rows = sample(tmp_path, agent, **settings(tmp_path, source))
+    assert [row.environment_steps[0].action for row in rows] == ["abc", "abc"]
+    assert agent.engine.log == []
+
+
+def test_a_call_that_the_agent_left_behind_does_not_hold_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ludic.rollouts.program_gateway._DRAIN_S", 0.1)
+    body = """
+    import asyncio
+    behind = asyncio.ensure_future(ask(base_url, api_key, model, [{"role": "user", "content": "hang"}]))
+    text = await ask(base_url, api_key, model, example["messages"])
+    await asyncio.sleep(0.1)
+    behind.add_done_callback(lambda task: task.cancelled() or task.exception())
+    return text["content"]
+"""
+    agent = scripted_agent(lambda asked: Turn(text="abc", delay_s=600 if "hang" in asked.prompt else 0))
+    source = f"{HTTP}\nasync def run(example, base_url, api_key, model):{body}"
+    rows = sample(tmp_path, agent, timeout_s=0.8, group_size=1, **settings(tmp_path, source))
+    assert [(row.error, row.num_turns, row.episode_reward) for row in rows] == [(None, 1, 3.0)]
+    stored = read_all_calls(Root.open(str(tmp_path / "root"))).to_pylist()
+    failed = [row["error"] for row in stored if row["event"] == "failed"]
+    assert failed == ["the episode ended before this call was answered"]
 
 
 def test_an_episode_that_takes_too_long_is_truncated_with_its_calls(tmp_path: Path) -> None:

@@ -18,7 +18,20 @@ from ludic.errors import ConfigError, LudicError
 from ludic.run.code_uses import sampling_uses
 from ludic.run.config import RunConfig
 from ludic.settings.consent import CodeUse
-from ludic.settings.kinds import ENVIRONMENT, KINDS, MEASURE, PARSER, ROLLOUT_SCORER, TOOL, Kind, check, find, find_own
+from ludic.settings.kinds import (
+    AGENT,
+    AGENT_COMMAND,
+    ENVIRONMENT,
+    KINDS,
+    MEASURE,
+    PARSER,
+    ROLLOUT_SCORER,
+    TOOL,
+    Kind,
+    check,
+    find,
+    find_own,
+)
 from ludic.settings.user_files import UserFile, file_of
 
 PACKAGE = Path(inspect.getfile(ludic)).parent
@@ -141,6 +154,8 @@ def test_a_part_with_an_argument_is_a_function_of_it():
         (TOOL, "calculator", False),
         (TOOL, "python", True),
         (TOOL, "mcp:command", True),
+        (AGENT, "codex", True),
+        (AGENT_COMMAND, "command:python agent.py:run", True),
         (MEASURE, "mean_reward", False),
         (MEASURE, "mine.sql", True),
         *((kind, "mine.py:Own", True) for kind in KINDS.values()),
@@ -256,3 +271,15 @@ def test_no_other_room_runs_a_file_or_guesses_a_name():
             if word in (getattr(node, "id", None), getattr(node, "attr", None), getattr(node, "name", None))
         }
         assert not users, word
+
+
+def test_an_agent_and_the_commands_of_a_run_need_consent():
+    run = RunConfig(model="m", env=("moar_cats",), agent_command="run a.sql", score_command="test a.py:b")
+    uses = sampling_uses(run)[1:]
+    assert [(use.role, use.setting, use.is_users) for use in uses] == [
+        ("command", "command:run a.sql", True),
+        ("command", "command:test a.py:b", True),
+    ]
+    assert [file_of(use.setting) for use in uses] == [None, None]  # words of a command are no files to copy
+    (_, use) = sampling_uses(RunConfig(model="m", env=("moar_cats",), agent="mine.py:run"))
+    assert (use.role, file_of(use.setting), use.is_users) == ("agent", "mine.py", True)

@@ -158,7 +158,12 @@ def _own_engine(url: str, start: GatewayStart, stop: threading.Event) -> Iterato
             "--upstream URL records the calls of another server"
         ) from None
     run = run_of(root)
-    publish_first(root, start.model)
+    try:
+        publish_first(root, start.model)
+    except ConfigError as error:
+        if RECORDED_ENV not in run.env:
+            raise
+        raise ConfigError(f"{error}; --upstream URL goes on recording another server's answers") from error
     with ExitStack() as stack:
         cache = stack.enter_context(temporary_folder("weights"))
         setup = EngineSetup(

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from ludic.base import finite_float, storable
 from ludic.errors import RefusedRecordError
-from ludic.gateway.calls import Refusal, RefusedCallError, refused
+from ludic.gateway.calls import RefusalReason, RefusedCallError, refused
 from ludic.records import Message, read_messages, read_tools, refusal
 
 MAX_DEPTH = 100
@@ -36,7 +36,7 @@ _NEUTRAL: Mapping[str, Any] = {"defer_loading": False, "allowed_callers": ["dire
 """Fields of tools, with the values at which they change nothing."""
 
 
-def wrong(name: str, value: Any, wanted: str, *, reason: Refusal = "invalid") -> RefusedCallError:
+def wrong(name: str, value: Any, wanted: str, *, reason: RefusalReason = "invalid") -> RefusedCallError:
     """Return the error for a field with an unusable value."""
     return refused(reason, str(refusal(name, value, wanted)), field=name)
 
@@ -129,7 +129,7 @@ class Rule:
     """Whether CallRequest.asked has it; other fields are read by their dialect."""
     lenient: bool = False
     """Whether --lenient treats other values as if the field were absent."""
-    reason: Refusal = "invalid"
+    reason: RefusalReason = "invalid"
 
 
 def is_number(value: Any) -> bool:

@@ -1,6 +1,5 @@
 from .calls import CallLog as CallLog
 from .calls import prompt_digest as prompt_digest
-from .calls import put_prompt as put_prompt
 from .calls import read_all_calls as read_all_calls
 from .calls import read_calls as read_calls
 from .calls import read_prompt as read_prompt

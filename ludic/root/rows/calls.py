@@ -86,7 +86,8 @@ def prompt_digest(value: Any) -> str:
 @lru_cache(maxsize=256)
 def _prompt_of(raw: bytes) -> tuple[bytes, str]:
     """Return the text of a prompt and its digest; an agent sends the same one with each call."""
-    text = json.dumps(mask_values(json.loads(raw)), sort_keys=True, separators=(",", ":")).encode()
+    # In the order of the client: a chat template shows the keys so.
+    text = json.dumps(mask_values(json.loads(raw)), separators=(",", ":")).encode()
     return text, hashlib.sha256(text).hexdigest()
 
 
@@ -258,7 +259,19 @@ def chain_digest_of(prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> s
     """Return the digest of all tokens of a call: SHA-256 of prompt and completion as int32, hexadecimal."""
     found = hashlib.sha256(np.ascontiguousarray(prompt_tokens, np.int32).tobytes())
     found.update(np.ascontiguousarray(response_tokens, np.int32).tobytes())
-    return f"{found.hexdigest()}"
+    return found.hexdigest()
+
+
+def chain_digests_of(calls: pa.Table) -> dict[str, str]:
+    """Return the digest of the tokens of each call that has some, by call_id. Raises as `whole_prompts` does."""
+    rows, prompts = _answered(calls), whole_prompts(calls)
+    sampled = values_of(_TOKENS["response_tokens"], rows["response_tokens"])
+    pairs = zip(rows["call_id"].to_pylist(), sampled, strict=True)
+    return {
+        call_id: chain_digest_of(prompts[call_id], each)
+        for call_id, each in pairs
+        if call_id in prompts and each is not None
+    }
 
 
 # --- Files ----------------------------------------------------------------------------------------------------
