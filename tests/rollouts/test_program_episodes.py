@@ -1,6 +1,7 @@
 """Episodes of agents that make their own calls: their rows, scores, failures, and what a second life finds of them."""
 
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -416,10 +417,11 @@ def test_a_harness_that_is_not_installed_is_refused_at_the_start(monkeypatch: py
         ("import shutil; shutil.rmtree(Path.home().parent)", "No such file or directory"),
         # As Go's cache of modules is.
         ("Path('cache').mkdir(); Path('cache/module').write_text(''); Path('cache').chmod(0o500)", None),
+        ("answer.write_text(os.environ['OPENAI_API_KEY'])", None),
         # What it is led to stays.
         ("Path('../work').rename('../old'); Path('../work').symlink_to(os.environ['PRECIOUS'])", None),
     ],
-    ids=["pipe", "home", "all", "read-only", "link"],
+    ids=["pipe", "home", "all", "read-only", "key", "link"],
 )
 def test_a_command_that_spoils_its_folder_spoils_its_episode_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, error: str | None
@@ -435,5 +437,21 @@ def test_a_command_that_spoils_its_folder_spoils_its_episode_alone(
     (row,) = sample(tmp_path, scripted_agent(lambda asked: "cats"), **given)
     assert (row.error is None) == (error is None), row.error
     assert error is None or error in row.error
+    assert "sk-ludic-" not in repr(row)
     assert [*tmp_path.glob("ludic-agents-*/*")] == []
     assert (tmp_path / "precious/file").is_file()
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_too_deep_to_be_deleted_ends_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    given = command(tmp_path, group_size=1)
+    deep = "for _ in range(1_500):\n    os.mkdir('d')\n    os.chdir('d')\n"
+    (tmp_path / "program.py").write_text(COMMAND.replace("sys.exit", f"{deep}sys.exit"))
+    (row,) = sample(tmp_path, scripted_agent(lambda asked: "cats"), **given)
+    assert (row.episode_reward, row.error) == (4.0, None)
+    left = [*tmp_path.glob("ludic-agents-*/*")]
+    assert (len(left) == 1) == ("could not be deleted" in caplog.text)
+    subprocess.run(["rm", "-rf", *left], check=True)
