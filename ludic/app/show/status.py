@@ -340,7 +340,10 @@ def _batch(status: RunStatus, run: RunConfig) -> str:
 def _trainer(status: RunStatus) -> Text:
     trainer, url = status.trainer, printable(status.root.url)
     if trainer is None and status.agent_episodes:
-        return Text(f"none yet; `ludic assemble {url}` makes rollouts of the episodes that have ended")
+        train = f"`ludic train NEW --offline --sources {url}` trains on them"
+        return Text(
+            f"none: a gateway records agents here; `ludic assemble {url}` makes rollouts of ended episodes, {train}"
+        )
     if trainer is None and RECORDED_ENV in run_of(status.root).env:
         return Text("none yet: another program records here, and its first step is still to come")
     if trainer is None:
