@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
-from ludic.base import mask, storable
+from ludic.base import mask, mask_values, storable
 from ludic.errors import ConfigError, FencedError, LudicError, NameTakenError, one_line
 from ludic.gateway.call_rows import held_calls, prompt_digests
 from ludic.gateway.calls import refused
@@ -61,6 +61,7 @@ WATCH_S = 2.0
 """Seconds between two looks for episodes that expire."""
 _MOST_SEALED_KEYS = 100_000
 _MOST_CHARACTERS = 10_000
+_MOST_COMPONENTS = 1_000
 _MOST_IDLE_THREADS, _MOST_THREADS = 8, 64
 _LOOKS_A_LEASE = 12
 
@@ -589,12 +590,15 @@ def check_score(result: EpisodeResult) -> None:
     for name, value in {"reward": result.reward, **result.reward_components}.items():
         if value is not None and not abs(value) <= LARGEST_REWARD:
             raise refused("invalid", f"{name} is {value}, wanted a number up to {LARGEST_REWARD:g}", field=name)
+    if len(result.reward_components) > _MOST_COMPONENTS or max(map(len, result.reward_components), default=0) > 1_000:
+        sentence = f"reward_components may have {_MOST_COMPONENTS:,} names of up to 1,000 characters"
+        raise refused("invalid", sentence, field="reward_components")
 
 
 def _score(result: EpisodeResult) -> dict[str, Any]:
     return {
         "reward": result.reward,
-        "reward_components": dict(result.reward_components),
+        "reward_components": mask_values(dict(result.reward_components)),
         "correct": result.correct,
         "scored_call_id": result.scored_call_id,
         "scored_at": datetime.now(UTC).isoformat(timespec="microseconds"),

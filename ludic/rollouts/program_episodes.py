@@ -36,7 +36,7 @@ from ludic.agents import (
     stored_wanted,
 )
 from ludic.agents import environment_calls as calls
-from ludic.base import private_folder
+from ludic.base import mask, private_folder
 from ludic.environments import HeldEnvironment, LimitedEnvironments, Transition
 from ludic.errors import ConfigError
 from ludic.gateway import (
@@ -382,7 +382,8 @@ class Play:
         transition = self._transition
         if transition is None:
             return row
-        steps = tuple(replace(step, action=self._action, info=transition.info) for step in row.environment_steps)
+        action = None if self._action is None else mask(self._action)
+        steps = tuple(replace(step, action=action, info=transition.info) for step in row.environment_steps)
         row = replace(row, environment_steps=steps, extra=transition.extra)
         if not transition.truncated:
             return row
@@ -413,13 +414,16 @@ def _folder_of(episode_id: str) -> Path:
 def _delete(folder: Path) -> None:
     """Delete a folder, also folders in it that may not be written, as Go's cache of modules has them.
 
-    Follows no link.
+    Follows no link. Folders below a thousand others may stay.
     """
-    with suppress(OSError):
+    with suppress(OSError, RecursionError):
         if folder.is_symlink():
             folder.unlink()
         for parent, names, _ in os.walk(folder):
             for path in (Path(parent, name) for name in names):
                 if not path.is_symlink():
                     path.chmod(0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        logger.warning("%s could not be deleted; delete it by hand", folder)

@@ -1,6 +1,7 @@
 """Episodes of agents that make their own calls: their rows, scores, failures, and what a second life finds of them."""
 
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -196,10 +197,11 @@ def test_an_error_of_the_engine_ends_everything(tmp_path: Path) -> None:
         sample(tmp_path, agent, **settings(tmp_path))
 
 
+@pytest.mark.slow  # waits for the renewal of a lease
 def test_a_worker_whose_gateway_lost_its_lease_ends_and_the_next_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ludic.rollouts.program_gateway.held_life", partial(held_life, lease_s=0.3))
+    monkeypatch.setattr("ludic.rollouts.program_gateway.held_life", partial(held_life, lease_s=1.0))
     loses = """
     import asyncio, pathlib, shutil
     life = pathlib.Path(__file__).parent / "root" / "gateways" / "1.json"
@@ -211,12 +213,14 @@ def test_a_worker_whose_gateway_lost_its_lease_ends_and_the_next_one_goes_on(
     return text["content"]
 """
     source = f"{HTTP}\nasync def run(example, base_url, api_key, model):{loses}"
-    with pytest.raises(FencedError, match=r"gateways/1.json is not of this gateway"):
-        sample(tmp_path, scripted_agent(lambda asked: "abc"), timeout_s=None, **settings(tmp_path, source))
+    with pytest.raises(FencedError, match=r"gateways/1.json (is not of this gateway|was not renewed for 1 s)"):
+        sample(
+            tmp_path, scripted_agent(lambda asked: "abc"), timeout_s=None, group_size=1, **settings(tmp_path, source)
+        )
     Path(tmp_path, "root", "gateways", "1.new").touch()
     agent = scripted_agent(lambda asked: "other")
-    rows = sample(tmp_path, agent, **settings(tmp_path, source))
-    assert [row.environment_steps[0].action for row in rows] == ["abc", "abc"]
+    rows = sample(tmp_path, agent, group_size=1, **settings(tmp_path, source))
+    assert [row.environment_steps[0].action for row in rows] == ["abc"]
     assert agent.engine.log == []
 
 
@@ -413,10 +417,11 @@ def test_a_harness_that_is_not_installed_is_refused_at_the_start(monkeypatch: py
         ("import shutil; shutil.rmtree(Path.home().parent)", "No such file or directory"),
         # As Go's cache of modules is.
         ("Path('cache').mkdir(); Path('cache/module').write_text(''); Path('cache').chmod(0o500)", None),
+        ("answer.write_text(os.environ['OPENAI_API_KEY'])", None),
         # What it is led to stays.
         ("Path('../work').rename('../old'); Path('../work').symlink_to(os.environ['PRECIOUS'])", None),
     ],
-    ids=["pipe", "home", "all", "read-only", "link"],
+    ids=["pipe", "home", "all", "read-only", "key", "link"],
 )
 def test_a_command_that_spoils_its_folder_spoils_its_episode_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, error: str | None
@@ -432,5 +437,21 @@ def test_a_command_that_spoils_its_folder_spoils_its_episode_alone(
     (row,) = sample(tmp_path, scripted_agent(lambda asked: "cats"), **given)
     assert (row.error is None) == (error is None), row.error
     assert error is None or error in row.error
+    assert "sk-ludic-" not in repr(row)
     assert [*tmp_path.glob("ludic-agents-*/*")] == []
     assert (tmp_path / "precious/file").is_file()
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_too_deep_to_be_deleted_ends_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    given = command(tmp_path, group_size=1)
+    deep = "for _ in range(1_500):\n    os.mkdir('d')\n    os.chdir('d')\n"
+    (tmp_path / "program.py").write_text(COMMAND.replace("sys.exit", f"{deep}sys.exit"))
+    (row,) = sample(tmp_path, scripted_agent(lambda asked: "cats"), **given)
+    assert (row.episode_reward, row.error) == (4.0, None)
+    left = [*tmp_path.glob("ludic-agents-*/*")]
+    assert (len(left) == 1) == ("could not be deleted" in caplog.text)
+    subprocess.run(["rm", "-rf", *left], check=True)
