@@ -94,7 +94,9 @@ def _cats_model(place: Path) -> Path:
 
 def _warm_model(place: Path, quick: bool) -> Path:
     """Return a model that was trained on demonstrations with the tool, good ones and bad ones, from random weights."""
-    model, root, first, stored = (place / f"sums-{name}" for name in ("model", "warm", "random", "demonstrations.jsonl"))
+    model, root, first, stored = (
+        place / f"sums-{name}" for name in ("model", "warm", "random", "demonstrations.jsonl")
+    )
     if model.exists():
         return model
     (tool,) = Toolbox(make_tools((TOOL,))).schemas
