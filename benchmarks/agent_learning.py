@@ -38,7 +38,8 @@ PLAIN: Mapping[str, str] = {"cats": "--accept-incomplete", "sums": f"--tools {TO
 TASKS: Mapping[str, str] = {
     "cats": f"--env moar_cats --max-tokens 32 {COMMON.replace('--accept-incomplete', '')}",
     "sums": "--env word_problems --max-tokens 48 --group-size 8 --groups-per-batch 8 --num-workers 1 "
-    "--learning-rate 3e-4 --is-ratio-cap 2 --max-tokens-per-micro-batch 4096 --device cpu --num-threads 1",
+    "--batches-ahead 2 --learning-rate 1e-4 --warmup-steps 1 --is-ratio-cap 2 --max-tokens-per-micro-batch 4096 "
+    "--device cpu --num-threads 1",
 }
 """Environment and flags of both runs of a task."""
 SFT = (

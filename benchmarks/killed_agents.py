@@ -32,6 +32,17 @@ from ludic.run import RunConfig, create_root
 from ludic.settings import run_script
 
 NUM_CALLS, MAX_TOKENS, GROUP_SIZE = 20, 16, 4
+PRELOADED = [
+    "ludic.app.launch.sample",
+    "ludic.rollouts.worker",
+    "ludic.rollouts.program_gateway",
+    "ludic.rollouts.programs",
+    "ludic.gateway.server",
+    "httpx2",
+    "transformers",
+    "benchmarks.killed_agents",
+]
+"""Modules of a worker, imported once and not by each life. This one too: a new process runs its imports again."""
 AGENT = f"""
 import httpx2
 
@@ -152,7 +163,7 @@ def _work(url: str, num_groups: int | None) -> None:
 def kill_often(root: Root, kills: int, seed: int) -> Mapping[str, Any]:
     """Kill workers in the middle of their episodes, let the last one end its groups, and count tokens and calls."""
     context, chance = multiprocessing.get_context("forkserver"), random.Random(seed)
-    context.set_forkserver_preload(["ludic.app.launch.sample", "ludic.rollouts.program_gateway", "transformers"])
+    context.set_forkserver_preload(PRELOADED)
     for _ in range(kills):
         worker = context.Process(target=_work, args=(root.url, None))
         worker.start()

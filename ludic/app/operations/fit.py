@@ -121,6 +121,7 @@ def fit(
 
     if algorithm is None:
         raise ConfigError("algorithm is None, wanted a name of docs/algorithms.md, such as grpo")
+    _check_agent(settings.get("agent"))
     url, parts = fspath(root), split(settings, **GROUPS)
     options = dict(dataset_options or {})
     if system_prompt is not None:
@@ -136,6 +137,16 @@ def fit(
         is_share = isinstance(heldout, int | float)
         options |= {"heldout_share" if is_share else "heldout": heldout if is_share else fspath(heldout)}  # type: ignore[arg-type]
     return _fit_sampled(url, algorithm, str(model), dataset, reward, options, parts, wait=wait)
+
+
+def _check_agent(agent: Any) -> None:
+    """Raise ConfigError for a function, which the processes of workers would not find."""
+    if callable(agent):
+        name = getattr(agent, "__name__", "run")
+        raise ConfigError(
+            f"agent is a function ({name}), wanted a text; write it into a file of its own, and give "
+            f'agent="path/to/file.py:{name}", which workers run in their own processes'
+        )
 
 
 _OWN = ("algorithm", "model", "root", "dataset", "reward", "heldout", "system_prompt", "dataset_options", "wait")

@@ -197,6 +197,31 @@ def test_cells_of_a_notebook_resume_and_take_a_changed_reward(folder: Path) -> N
 
 
 @pytest.mark.slow
+def test_an_agent_that_makes_its_own_calls_is_trained_and_evaluated(folder: Path) -> None:
+    (folder / "agent.py").write_text(
+        dedent("""
+        async def run(example, client, model):
+            said = await client.chat.completions.create(model=model, messages=example["messages"])
+            return f"{said.choices[0].message.content} and red"
+        """)
+    )
+    forked_script(
+        folder,
+        f"""
+        import ludic
+        def reward(completion: str, answer: str) -> float:
+            return float(completion.endswith(" and red"))
+        ludic.grpo(model="{MODEL}", dataset="questions.jsonl", reward=reward, root="runs/mine", agent="agent.py:run",
+                   {SETTINGS.replace("accept_incomplete=True, ", "")})
+        """,
+    )
+    run = ludic.open(folder / "runs" / "mine")
+    for view in ("rollouts", "evals"):
+        assert run.sql(f"select distinct episode_reward from {view}")["episode_reward"].to_list() == [1.0]
+    assert run.sql("select count(*) as n from calls where event = 'call'")["n"].to_list()[0] >= 8
+
+
+@pytest.mark.slow
 def test_several_rewards_are_components_and_one_may_see_the_group(folder: Path) -> None:
     forked_script(
         folder,
@@ -680,6 +705,7 @@ GOOD = {"model": MODEL, "dataset": "questions.jsonl", "reward": "exact", "root":
             r"'reward_weights' is TRL's; in ludic it is reward: a dict of functions with weights",
         ),
         ({"num_steps": 0}, r"num_steps is 0, wanted at least 1"),
+        ({"agent": len}, r"agent is a function \(len\), wanted a text; .* agent=\"path/to/file.py:len\""),
         ({"algorithm": "grop"}, r"algorithm 'grop' is unknown; did you mean 'grpo'"),
         ({"dataset": None}, r"dataset is None; give one and a reward, or an environment"),
         ({"reward": None}, r"reward is None; give a function"),
