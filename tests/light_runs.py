@@ -175,7 +175,7 @@ def heavy_commands(url: str, model: str, folder: Path) -> dict[str, list[str]]:
         "ludic run: ": ["run", *begun],
         "ludic train: ": ["train", url],
         "ludic worker: ": ["worker", url],
-        "ludic gateway: ": ["gateway", url],
+        "ludic gateway without --upstream URL, which records another server's answers: ": ["gateway", url],
         "ludic eval: ": ["eval", url],
         "ludic sample: ": ["sample", url, "--prompt", "one"],
         "ludic init: ": ["init", f"{folder}/first"],

@@ -53,6 +53,7 @@ CALLS = {
 }
 """Functions that train by one call; each takes the settings of a run, a trainer, an engine and processes, too."""
 METHODS = {
+    "assemble": ["*into", "*tokenizer", "*track"],
     "bisect": ["predicate", "table"],
     "check": [
         "config",

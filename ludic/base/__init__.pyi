@@ -4,6 +4,7 @@ from .by_name import read_packaged as read_packaged
 from .config_files import parse_config as parse_config
 from .config_files import read_config as read_config
 from .data_files import LISTED as LISTED
+from .data_files import MOST_ROW_BYTES as MOST_ROW_BYTES
 from .data_files import is_data_file as is_data_file
 from .data_files import is_lines as is_lines
 from .data_files import read_rows as read_rows
@@ -131,6 +132,7 @@ from .results import sparkline as sparkline
 from .results import stdout_console as stdout_console
 from .results import to_frame as to_frame
 from .results import to_html as to_html
+from .row_files import json_text as json_text
 from .row_files import open_sink as open_sink
 from .row_files import plain_rows as plain_rows
 from .row_files import to_plain as to_plain

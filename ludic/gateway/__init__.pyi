@@ -8,7 +8,6 @@ from .calls import Backend as Backend
 from .calls import Caller as Caller
 from .calls import CallRequest as CallRequest
 from .calls import RefusedCallError as RefusedCallError
-from .calls import Sampled as Sampled
 from .calls import StoredCall as StoredCall
 from .config import GatewaySettings as GatewaySettings
 from .config import HttpSettings as HttpSettings

@@ -12,7 +12,7 @@ import numpy as np
 
 from ludic.agents import Agent, begins_thinking, split_thinking, token_at
 from ludic.engines import Completion
-from ludic.gateway.calls import CallRequest, Sampled
+from ludic.gateway.calls import CallRequest, SampledCall
 from ludic.models import decode, without_markup
 from ludic.records import Message, ToolCall, array_columns
 
@@ -39,7 +39,7 @@ class AnswerReader:
                 found[tokens[0]] = text
         return found
 
-    def read(self, request: CallRequest, prompt_tokens: np.ndarray, completion: Completion, seed: int) -> Sampled:
+    def read(self, request: CallRequest, prompt_tokens: np.ndarray, completion: Completion, seed: int) -> SampledCall:
         """Return the answer. prompt_tokens: (prompt_length,) int32. seed: of the call; ids of tool calls follow from
         it."""
         said = self._cut(completion, len(prompt_tokens), request.stop)
@@ -47,7 +47,7 @@ class AnswerReader:
         if request.dialect != "completions":
             message = self._message(request, prompt_tokens, said, seed)
         has_ended = said.completion.finish_reason == "stop"
-        return Sampled(
+        return SampledCall(
             message=message,
             finish_reason="length" if not has_ended else "tool_calls" if message.tool_calls else "stop",
             stop_sequence=said.stop,

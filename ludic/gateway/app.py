@@ -35,7 +35,7 @@ from starlette.types import Receive, Scope, Send
 from ludic.base import host_of, mask
 from ludic.base.masking import SECRET_NAME
 from ludic.errors import LudicError, one_line
-from ludic.gateway.calls import STATUS, Answer, Caller, CallRequest, Dialect, RefusedCallError, refused
+from ludic.gateway.calls import STATUS, Answer, Caller, CallRequest, Delivery, Dialect, RefusedCallError, refused
 from ludic.gateway.config import HttpSettings
 from ludic.gateway.dialects import DIALECTS, DialectModule, count_tokens, models
 from ludic.gateway.episodes import EpisodeFacts, EpisodeResult, OpenEpisode, key_digest
@@ -185,15 +185,16 @@ class GatewayApp:
             # Only a call that can be read opens an episode.
             episode = episode or await self._named(asked, opens=True)
             caller = _caller(request, asked.path, body)
+            delivery = Delivery(is_gone=request.is_disconnected)
             if not call.stream:
-                done = await self._gateway.call(episode, call, caller)
-                return self._held(asked, _Answer(module.response(done, call), media_type=_JSON))
-            task = asyncio.ensure_future(self._gateway.call(episode, call, caller))
+                done = await self._gateway.call(episode, call, caller, delivery)
+                return self._held(asked, _Answer(delivery, module.response(done, call), media_type=_JSON))
+            task = asyncio.ensure_future(self._gateway.call(episode, call, caller, delivery))
             await asyncio.wait((task,), timeout=self._http.open_stream_after_s)
             if not task.done():
-                return _HeldBackStream(task, call, module, self._http.keep_alive_s)
+                return _HeldBackStream(task, call, module, self._http.keep_alive_s, delivery)
             events = b"".join(module.stream(task.result(), call))
-            return self._held(asked, _Answer(events, media_type=_EVENTS, headers=_UNCACHED))
+            return self._held(asked, _Answer(delivery, events, media_type=_EVENTS, headers=_UNCACHED))
 
         return answer
 
@@ -358,26 +359,45 @@ class GatewayApp:
 class _Answer(Response):
     """An answer that is sent when the client has read nearly all of it."""
 
+    def __init__(
+        self, delivery: Delivery, body: bytes, media_type: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(body, media_type=media_type, headers=headers)
+        self._delivery = delivery
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await _send_all(send, self.body)
+        await _send_all(send, self.body, self._delivery)
 
 
-async def _send_all(send: Send, body: bytes | memoryview) -> None:
-    """Send a body; returns when the client has read it but for some kilobytes."""
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})  # waits for room
+async def _send_all(send: Send, body: bytes | memoryview, delivery: Delivery) -> None:
+    """Send a body, and record whether the client got it; returns when it has read it but for some kilobytes."""
+    try:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": True})  # waits for room
+        if delivery.state == "waiting" and not await delivery.is_lost():  # the end of a response looks like a loss
+            delivery.end("sent")
+        await send({"type": "http.response.body", "body": b""})
+    finally:
+        if delivery.state == "waiting":
+            delivery.end("lost")
 
 
 class _HeldBackStream(Response):
     """A stream that opens before the answer is complete."""
 
     def __init__(
-        self, task: "asyncio.Future[Answer]", call: CallRequest, module: DialectModule, keep_alive_s: float
+        self,
+        task: "asyncio.Future[Answer]",
+        call: CallRequest,
+        module: DialectModule,
+        keep_alive_s: float,
+        delivery: Delivery,
     ) -> None:
         super().__init__(media_type=_EVENTS, headers=_UNCACHED)
         del self.headers["content-length"]
         self._task, self._call, self._module, self._keep_alive_s = task, call, module, keep_alive_s
+        self._delivery = delivery
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -388,7 +408,7 @@ class _HeldBackStream(Response):
             events = b"".join(self._module.stream(self._task.result(), self._call))
         except Exception as error:
             events = self._module.stream_error(_as_refusal(error))
-        await _send_all(send, events)
+        await _send_all(send, events, self._delivery)
 
 
 _UNCACHED = {"cache-control": "no-store"}
@@ -472,7 +492,7 @@ def _caller(request: Request, path: str, body: bytes) -> Caller:
     return Caller(
         request_digest=digest.hexdigest(),
         idempotency_key=None if idempotency is None else hashlib.sha256(idempotency.encode()).hexdigest(),
-        retry_count=int(count) if count.isdecimal() and len(count) < 5 else 0,
+        retry_count=int(count) if count.isdecimal() and len(count) < 5 else None,
         declared_parent=next((value for name, value in hints.items() if _PARENT.search(name)), None),
         hints=hints,
         user_agent=None if agent is None else _masked(agent),

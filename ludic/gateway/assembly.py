@@ -20,6 +20,7 @@ import pyarrow as pa
 from msgspec import convert
 
 from ludic.agents import CompletionSpan, RowBuilder, version_columns
+from ludic.base import read_json
 from ludic.engines import Completion
 from ludic.gateway.episodes import EpisodeFacts, EpisodeResult
 from ludic.records import (
@@ -281,7 +282,7 @@ def _calls_to_plan(calls: Sequence[ReadCall], current: Mapping[str, int]) -> pa.
     rows = [
         (
             *(scopes[call.run], call.number, call.call_id, call.event),
-            *(call.values[name] for name in ("request_digest", "idempotency_digest", "retry_of")),
+            *(call.values[name] for name in ("idempotency_digest", "retry_of")),
             current.get(call.episode_id) == call.attempt and not call.is_left_behind,
             *(call.has_whole, call.num_sampled),
         )
@@ -356,7 +357,7 @@ def _message_digest(message: Message) -> bytes:
 
 def _json_value(text: str) -> Any:
     try:
-        return json.loads(text)
+        return read_json(text)
     except (ValueError, RecursionError):
         return text
 

@@ -19,7 +19,7 @@ from ludic.gateway.calls import (
     CallRequest,
     Prompt,
     RefusedCallError,
-    Sampled,
+    SampledCall,
     StoredCall,
 )
 from ludic.gateway.episode_calls import HeldCall
@@ -77,7 +77,7 @@ def intent_row(work: Work) -> dict[str, Any]:
 
 
 def call_row(
-    work: Work, backend: Backend, sampled: Sampled, message: Message, engine_s: float, earlier: Sequence[StoredCall]
+    work: Work, backend: Backend, sampled: SampledCall, message: Message, engine_s: float, earlier: Sequence[StoredCall]
 ) -> dict[str, Any]:
     """Return the row of an answered call. message: the answer, with ids of tool calls that are unique in the episode.
 
@@ -185,7 +185,7 @@ def _shared(one: np.ndarray, other: np.ndarray) -> int:
     return int((one[:length] != other[:length]).argmax())
 
 
-def stored_call(work: Work, sampled: Sampled, message: Message, earlier: Sequence[StoredCall]) -> StoredCall:
+def stored_call(work: Work, sampled: SampledCall, message: Message, earlier: Sequence[StoredCall]) -> StoredCall:
     """Return a call as later ones may extend it; arrays beside its tokens are only in its row."""
     prompt, request, completion = work.prompt, work.request, sampled.completion
     messages = request.messages
@@ -203,7 +203,7 @@ def stored_call(work: Work, sampled: Sampled, message: Message, earlier: Sequenc
     )
 
 
-def sampled_answer(work: Work, row: Row, sampled: Sampled, message: Message) -> Answer:
+def sampled_answer(work: Work, row: Row, sampled: SampledCall, message: Message) -> Answer:
     """Return the answer of a call. row: of `call_row`."""
     completion = sampled.completion
     has_logprobs = completion is not None and sampled.token_texts is not None and work.request.asks_logprobs
@@ -255,7 +255,7 @@ def held_calls(calls: pa.Table, prompts: Mapping[str, Any]) -> list[HeldCall]:
         if row["event"] == "failed" and call.state != "stored":
             call.state = "failed"
         elif row["event"] == "call":
-            call.state, call.base = "stored", base_of(row)
+            call.state, call.base, call.is_masked = "stored", base_of(row), bool(row["is_masked"])
             call.stored = StoredCall(
                 call_id=call.call_id,
                 messages=messages[call.call_id],
@@ -273,7 +273,7 @@ def _held(row: Row) -> HeldCall:
         call_id=row["call_id"],
         request_digest=row["request_digest"],
         idempotency_key=row["idempotency_digest"],
-        retry_count=row["retry_count"],
+        retry_count=row["retry_count"] or 0,
         retry_of=row["retry_of"],
         state="unfinished",
     )

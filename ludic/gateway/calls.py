@@ -4,7 +4,7 @@ A dialect (ludic.gateway.dialects) turns the body of an HTTP request into a `Cal
 or the stream of the response. A `Backend` samples: an engine with a tokenizer, or another server. Pure; no I/O.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol
@@ -17,7 +17,7 @@ from ludic.records import Capture, Message
 
 Dialect = Literal["chat", "completions", "responses", "messages"]
 """OpenAI chat completions, completions and responses; Anthropic messages."""
-Refusal = Literal[
+RefusalReason = Literal[
     "invalid", "too_long", "not_recordable", "wrong_key", "unknown_model", "not_found", "sealed", "elsewhere",
     "too_large", "full", "stopping", "upstream", "engine",
 ]  # fmt: skip
@@ -25,7 +25,7 @@ Refusal = Literal[
 
 too_long: the prompt does not fit the model's context (context_length_exceeded), so that agents shorten it. too_large:
 the body has too many bytes."""
-STATUS: Mapping[Refusal, int] = {
+STATUS: Mapping[RefusalReason, int] = {
     "invalid": 400,
     "too_long": 400,
     "not_recordable": 400,
@@ -45,7 +45,7 @@ STATUS: Mapping[Refusal, int] = {
 class RefusedCallError(LudicError, ValueError):
     """A call is refused; the sentence is the message of the response."""
 
-    reason: Refusal = "invalid"
+    reason: RefusalReason = "invalid"
     field: str | None = None
     """Field of the body that is wrong."""
     retry_after_s: float | None = None
@@ -55,7 +55,7 @@ class RefusedCallError(LudicError, ValueError):
 
 
 def refused(
-    reason: Refusal,
+    reason: RefusalReason,
     sentence: str,
     *,
     field: str | None = None,
@@ -108,13 +108,33 @@ class Caller:
     """SHA-256 of method, path below the episode and body, hexadecimal."""
     idempotency_key: str | None = None
     """SHA-256 of the header Idempotency-Key, hexadecimal."""
-    retry_count: int = 0
-    """Value of x-stainless-retry-count."""
+    retry_count: int | None = None
+    """Value of x-stainless-retry-count; None if the client does not count its retries."""
     declared_parent: str | None = None
     """Value of a header that names a parent; a hint, never used for routing."""
     hints: Mapping[str, str] = field(default_factory=dict)
     """Session headers; hints, never used for routing."""
     user_agent: str | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Delivery:
+    """Whether the answer of a call reaches the client of one request."""
+
+    state: Literal["waiting", "sent", "lost"] = "waiting"
+    """sent: the whole answer went to the client. lost: the client got none, or a part."""
+    is_gone: Callable[[], Awaitable[bool]] | None = None
+    """Returns whether a waiting client has hung up; None if a client that goes cancels its call."""
+
+    def end(self, state: Literal["sent", "lost"]) -> None:
+        """Record the end, and forget the client."""
+        self.state, self.is_gone = state, None
+
+    async def is_lost(self) -> bool:
+        """Return whether the client will never get the answer."""
+        if self.state == "waiting" and self.is_gone is not None:
+            return await self.is_gone() and self.state != "sent"
+        return self.state == "lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +165,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class SampledCall:
     """What a backend sampled, before it is stored."""
 
     message: Message
@@ -227,7 +247,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def sample(self, request: CallRequest, prompt: Prompt, params: SamplingParams, seed: int) -> Sampled:
+    async def sample(self, request: CallRequest, prompt: Prompt, params: SamplingParams, seed: int) -> SampledCall:
         """Sample the answer. params: of the run, shortened by the client. Raises RefusedCallError, EngineError."""
         ...
 

@@ -30,7 +30,7 @@ class GatewaySettings:
     max_body_bytes: PositiveCount = 32 << 20
     """Maximum bytes of a request's body."""
     drain_timeout_s: SecondsOfADay = 60.0
-    """Maximum seconds that a stopping gateway waits for calls that are being sampled."""
+    """Maximum seconds that a stopping gateway, or the end of an expired episode, waits for calls that are sampled."""
 
     def __post_init__(self) -> None:
         check(self)

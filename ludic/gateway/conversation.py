@@ -15,7 +15,7 @@ from ludic.agents import Agent, beside
 from ludic.engines import Completion, GenerationRequest, SamplingParams, check_completion
 from ludic.errors import ModelError
 from ludic.gateway.answers import AnswerReader
-from ludic.gateway.calls import CallRequest, Prompt, Sampled, StoredCall, refused
+from ludic.gateway.calls import CallRequest, Prompt, SampledCall, StoredCall, refused
 from ludic.gateway.matching import SentMessages, tools_digest
 from ludic.gateway.prompts import PromptMaker, begins, num_tokens
 
@@ -55,7 +55,7 @@ class EngineBackend:
             )
         return prompt
 
-    async def sample(self, request: CallRequest, prompt: Prompt, params: SamplingParams, seed: int) -> Sampled:
+    async def sample(self, request: CallRequest, prompt: Prompt, params: SamplingParams, seed: int) -> SampledCall:
         """Sample the answer. params: of the run, shortened by the client. Raises EngineError, ModelError, ConfigError.
 
         The completion also ends where the model's context ends, and at a stop text of the client that is one token.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ludic.gateway.calls import Answer, Caller, CallRequest, StoredCall, refused
+from ludic.gateway.calls import Answer, Caller, CallRequest, Delivery, StoredCall, refused
 from ludic.gateway.dialects import continued
 from ludic.gateway.episodes import CallCounts
 from ludic.records import Message, Row, new_id
@@ -32,14 +32,16 @@ class HeldCall:
     retry_count: int = 0
     """Highest retry count of the requests that it answers."""
     retry_of: str | None = None
-    """call_id of the failed or unfinished call that it repeats."""
+    """call_id of the failed or unfinished call that it repeats, or of an equal one whose answer may be lost."""
     state: Literal["running", "unstored", "stored", "failed", "unfinished"] = "running"
     """unstored: it was sampled, and its row could not be stored yet. unfinished: its intent was stored by a life of the
     gateway that has ended."""
     work: asyncio.Task[Answer] | None = None
     """Samples and stores it; None for a call of an earlier life."""
-    was_answered: bool = False
-    """Whether a waiter got its answer; a retry then more likely repeats another one."""
+    deliveries: list[Delivery] = field(default_factory=list)
+    """Of the requests that it answers; none of a call of an earlier life that nobody asked for again."""
+    is_masked: bool = False
+    """Whether a secret is masked in what is stored of its answer, so that it can't be given again."""
     answer: Answer | None = None
     stored: StoredCall | None = None
     """Both once it is stored."""
@@ -47,6 +49,15 @@ class HeldCall:
     """call_id of the call that begins as its prompt does, and in how many tokens."""
     row: Mapping[str, Any] | None = None
     """Its row while it is unstored."""
+
+    @property
+    def was_answered(self) -> bool:
+        """Whether a client got its answer; a retry then more likely repeats another one."""
+        return any(each.state == "sent" for each in self.deliveries)
+
+    async def is_answer_lost(self) -> bool:
+        """Return whether no client got its answer, nor waits for it; also if only an earlier life knew."""
+        return not self.was_answered and all([await each.is_lost() for each in self.deliveries])
 
 
 class EpisodeCalls:
@@ -114,7 +125,7 @@ class EpisodeCalls:
                 raise refused("invalid", "this Idempotency-Key came with another body before; use a new key for a call")
             if call is not None:
                 return call
-        if caller.retry_count > 0:
+        if caller.retry_count:
             same = (each for each in self._by_digest.get(caller.request_digest, ()))
             repeated = [each for each in same if each.retry_count < caller.retry_count]
             if repeated:
@@ -128,7 +139,8 @@ class EpisodeCalls:
         outside a replay, or if no call had this request.
 
         Calls that were sampled at the same time may come in another order. A request that the earlier run did not make
-        ends the replay: the calls that are left are `left_behind`. One that it made and got no answer to is sampled.
+        ends the replay: the calls that are left are `left_behind`. One that it made and got no answer to, or one that
+        `is_masked`, is sampled.
         """
         same = [call for call in self._to_replay if call.request_digest == caller.request_digest]
         if not same:
@@ -136,10 +148,12 @@ class EpisodeCalls:
             return None
         call = next((each for each in same if each.state == "stored"), same[0])
         self._to_replay.remove(call)
+        if call.is_masked:
+            self.left_behind += (call.call_id,)
         self._next = max(self._next, call.number + 1)
         call.idempotency_key = caller.idempotency_key
         self._add(call)
-        if call.state == "stored" and call.answer is not None:
+        if call.state == "stored" and call.answer is not None and not call.is_masked:
             self.last_answer = call.answer.message
             self._show(call)
             self.counts = replace(
@@ -159,7 +173,7 @@ class EpisodeCalls:
         call = HeldCall(
             request_digest=caller.request_digest,
             idempotency_key=caller.idempotency_key,
-            retry_count=caller.retry_count,
+            retry_count=caller.retry_count or 0,
             number=self._next if repeats is None else repeats.number,
             retry_of=None if repeats is None else repeats.call_id,
         )
@@ -169,6 +183,23 @@ class EpisodeCalls:
             self._by_id.pop(repeats.call_id, None)
         self._add(call)
         return call
+
+    async def maybe_repeated(self, call: HeldCall, caller: Caller) -> str | None:
+        """Return the call_id of an earlier call with an equal request whose answer is lost; None if there is none.
+
+        Several requests in a chain name the first. A client that counts no retry asks for another answer, whatever
+        became of those before. Ask when the call is sampled: a client that gives up may hang up after it asked again.
+        """
+        if caller.retry_count == 0 or call.retry_of is not None:
+            return call.retry_of
+        for each in self._by_digest[call.request_digest]:
+            if each is call:
+                break
+            is_sampled = each.state in ("running", "unstored", "stored")
+            if is_sampled and each.idempotency_key == call.idempotency_key and await each.is_answer_lost():
+                first = self._by_id.get(each.retry_of or "")
+                return each.call_id if first is None or first.state in _UNANSWERED else first.call_id
+        return None
 
     def finish(self, call: HeldCall, stored: StoredCall, answer: Answer, base: tuple[str, int] | None) -> None:
         """Keep a call that was sampled, once it is stored."""
@@ -232,16 +263,22 @@ class EpisodeCalls:
         insort(self._stored, call, key=lambda each: each.number)
 
 
+_UNANSWERED = ("failed", "unfinished")
+
+
 def _number(calls: Sequence[HeldCall]) -> None:
-    """Number the calls of earlier lives; a repeated one has the number of the call that it repeats."""
+    """Number the calls of earlier lives; one that repeats a call without an answer has the number of that."""
     numbers: dict[str, int] = {}
+    unanswered: set[str] = set()
     count = 0
     for call in calls:
-        if call.retry_of in numbers:
+        if call.retry_of in unanswered:
             call.number = numbers[call.retry_of]
         else:
             call.number, count = count, count + 1
         numbers[call.call_id] = call.number
+        if call.state in _UNANSWERED:
+            unanswered.add(call.call_id)
 
 
 class _SharedTokens:

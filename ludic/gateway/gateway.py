@@ -29,7 +29,7 @@ from ludic.gateway.call_rows import (
     stored_call,
     without_messages,
 )
-from ludic.gateway.calls import Answer, Backend, Caller, CallRequest, RefusedCallError, refused
+from ludic.gateway.calls import Answer, Backend, Caller, CallRequest, Delivery, RefusedCallError, refused
 from ludic.gateway.config import GatewaySettings
 from ludic.gateway.episode_calls import EpisodeCalls, HeldCall
 from ludic.gateway.episodes import CallCounts, EpisodeFacts, EpisodeResult, OpenEpisode
@@ -61,17 +61,25 @@ class Gateway:
         sampling: SamplingParams,
         *,
         keeps_rows: bool = False,
+        takes_scores: bool = True,
     ) -> None:
         """life: of ludic.root.gateways.held_life. sampling: settings of the run, which clients can only shorten.
 
-        keeps_rows: keep the rows of an episode's calls in memory until `calls_of` returns them.
+        keeps_rows: keep the rows of an episode's calls in memory until `calls_of` returns them. takes_scores: whether
+        an agent may score its episode.
         """
         self.root, self.life, self.backend, self.settings, self.sampling = root, life, backend, settings, sampling
+        self._takes_scores = takes_scores
         self.engine_error: LudicError | None = None
         """The last error of the engine; it may need a new start."""
         self._log = CallLog(root, life)
         self._episodes = HeldEpisodes(
-            root, life, settings.max_episodes, settings.episode_timeout_s, keeps_rows=keeps_rows
+            root,
+            life,
+            settings.max_episodes,
+            settings.episode_timeout_s,
+            drain_timeout_s=settings.drain_timeout_s,
+            keeps_rows=keeps_rows,
         )
         self._working: set[asyncio.Task[Answer]] = set()
         self._background: list[asyncio.Task[None]] = []
@@ -176,6 +184,8 @@ class Gateway:
             correct=correct,
             scored_call_id=scored_call_id and scored_call_id[-_CALL_ID_LENGTH:],
         )
+        if not self._takes_scores:
+            raise refused("invalid", "this run scores its episodes itself; --posted-scores takes scores of agents")
         held = await self._episodes.of(episode)
         call_id = result.scored_call_id
         if call_id is not None and not (await self._episodes.calls(held)).has(call_id):
@@ -190,13 +200,16 @@ class Gateway:
         check_score(result)
         await in_thread(partial(post_score, self.life, episode_id, attempt, result))
 
-    async def seal(self, episode: OpenEpisode, result: EpisodeResult | None = None) -> None:
+    async def seal(
+        self, episode: OpenEpisode, result: EpisodeResult | None = None, *, wait_s: float | None = None
+    ) -> None:
         """End an episode, after the calls in flight; later calls are refused as sealed.
 
+        wait_s: seconds after which the calls in flight fail, at least drain_timeout_s; None waits until it expires.
         result: None is complete, with the score that was posted; so is a reward of None. Sealing a sealed episode again
         does nothing.
         """
-        await self._episodes.seal(episode, result or EpisodeResult())
+        await self._episodes.seal(episode, result or EpisodeResult(), wait_s)
 
     async def drain(self) -> None:
         """Refuse new calls as stopping, wait for those in flight, at most drain_timeout_s, and stop all tasks.
@@ -216,11 +229,17 @@ class Gateway:
 
     # --- Calls ---
 
-    async def call(self, episode: OpenEpisode, request: CallRequest, caller: Caller) -> Answer:
+    async def call(
+        self, episode: OpenEpisode, request: CallRequest, caller: Caller, delivery: Delivery | None = None
+    ) -> Answer:
         """Store the call's intent, sample, store the call, and return its answer.
 
-        A retry gets the answer of the call that it repeats. If the waiter is cancelled, such as by a client that
-        disconnects, the call goes on. Raises RefusedCallError; a failed call is stored, too.
+        delivery: of this request, which the caller ends once the answer is sent or lost; None: it is sent when this
+        returns, and lost if this is cancelled.
+
+        A retry gets the answer of the call that it repeats; if its stored answer is masked, it is sampled again. If the
+        waiter is cancelled, such as by a client that disconnects, the call goes on. Raises RefusedCallError; a failed
+        call is stored, too.
         """
         held = await self._episodes.of(episode)
         calls = await self._episodes.calls(held)
@@ -228,18 +247,25 @@ class Gateway:
         call = calls.find(caller)
         if call is None and calls.is_replaying:
             call = calls.replay(caller)
-        if call is None or call.state in ("failed", "unfinished"):
+        if call is None or call.state in ("failed", "unfinished") or call.is_masked:
             self._check_room()
             call = calls.begin(caller, call)
             call.work = self._start(self._sample(held, calls, call, request, caller))
         elif call.state == "unstored":
             call.work = self._start(self._store(calls, call))
-        answer = await _result(call)
+        own = delivery or Delivery()
+        call.deliveries.append(own)
         try:
+            answer = await _result(call)
             self.life.check()
         except FencedError as error:
+            own.end("lost")
             raise refused("stopping", one_line(error), retry_after_s=RETRY_S) from error
-        call.was_answered = True
+        except BaseException:
+            own.end("lost")
+            raise
+        if delivery is None:
+            own.end("sent")
         return self._with_logprobs(call, answer) if request.asks_logprobs and answer.token_texts is None else answer
 
     def _with_logprobs(self, call: HeldCall, answer: Answer) -> Answer:
@@ -276,13 +302,14 @@ class Gateway:
             sampled = await self.backend.sample(work.request, work.prompt, params, seed)
             engine_s = time.monotonic() - began
             work.prompt = sampled.prompt or work.prompt
+            call.retry_of = await calls.maybe_repeated(call, caller)
             message, earlier = calls.with_unique_ids(call, sampled.message), calls.earlier
             call.row = call_row(work, self.backend, sampled, message, engine_s, earlier)
             call.stored = stored_call(work, sampled, message, earlier)
             call.answer = sampled_answer(work, call.row, sampled, message)
             return await self._store(calls, call)
-        except Exception as error:
-            if call.state == "unstored":
+        except (Exception, asyncio.CancelledError) as error:
+            if call.state == "unstored" or (isinstance(error, asyncio.CancelledError) and not held.is_sealing):
                 raise
             spent_s = None if began is None else time.monotonic() - began
             raise await self._failed(work, calls, error, spent_s) from error
@@ -306,7 +333,7 @@ class Gateway:
         return call.answer
 
     async def _failed(
-        self, work: Work, calls: EpisodeCalls, error: Exception, engine_s: float | None
+        self, work: Work, calls: EpisodeCalls, error: BaseException, engine_s: float | None
     ) -> RefusedCallError:
         """Store a failed call, and return the error that its client gets."""
         refusal = self._refusal(error)
@@ -323,9 +350,11 @@ class Gateway:
             logger.warning("the failure of call %s is not stored yet: %s", work.call.call_id, failure)
         return refusal
 
-    def _refusal(self, error: Exception) -> RefusedCallError:
+    def _refusal(self, error: BaseException) -> RefusedCallError:
         if isinstance(error, RefusedCallError):
             return error
+        if isinstance(error, asyncio.CancelledError):
+            return refused("sealed", "the episode ended before this call was answered")
         if isinstance(error, InvalidBatchError):
             return refused("invalid", f"the call can't be stored: {one_line(error)}")
         if isinstance(error, LudicError):

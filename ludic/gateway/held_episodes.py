@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
-from ludic.base import mask, storable
+from ludic.base import mask, mask_values, storable
 from ludic.errors import ConfigError, FencedError, LudicError, NameTakenError, one_line
 from ludic.gateway.call_rows import held_calls, prompt_digests
 from ludic.gateway.calls import refused
@@ -61,7 +61,8 @@ WATCH_S = 2.0
 """Seconds between two looks for episodes that expire."""
 _MOST_SEALED_KEYS = 100_000
 _MOST_CHARACTERS = 10_000
-_MOST_IDLE_THREADS = 8
+_MOST_COMPONENTS = 1_000
+_MOST_IDLE_THREADS, _MOST_THREADS = 8, 64
 _LOOKS_A_LEASE = 12
 
 
@@ -95,9 +96,21 @@ class Held:
 class HeldEpisodes:
     """The episodes of one life."""
 
-    def __init__(self, root: Root, life: Life, max_open: int, timeout_s: float, *, keeps_rows: bool = False) -> None:
-        """timeout_s: seconds after which an episode expires. keeps_rows: as of Gateway."""
-        self._keeps_rows = keeps_rows
+    def __init__(
+        self,
+        root: Root,
+        life: Life,
+        max_open: int,
+        timeout_s: float,
+        *,
+        drain_timeout_s: float,
+        keeps_rows: bool = False,
+    ) -> None:
+        """timeout_s: seconds after which an episode expires. drain_timeout_s: as of GatewaySettings.
+
+        keeps_rows: as of Gateway.
+        """
+        self._keeps_rows, self._drain_timeout_s = keeps_rows, drain_timeout_s
         self._root, self._life, self._max_open, self._timeout_s = root, life, max_open, timeout_s
         self._held: dict[Name, Held] = {}
         self._by_key: dict[str, Name] = {}
@@ -193,7 +206,7 @@ class HeldEpisodes:
         held.check_open()
         held.is_sealing = True
         try:
-            await _ended(held.calls)
+            await self._end_calls(held, 0)
             await self._changed(held, key_digest=key_digest(key), expires_at=expires_at.isoformat())
         except BaseException:
             held.is_sealing = False
@@ -353,22 +366,26 @@ class HeldEpisodes:
         check_score(result)
         await self._changed(held, **_score(result))
 
-    async def seal(self, episode: OpenEpisode, result: EpisodeResult) -> None:
-        """End an episode after its calls in flight, and forget its calls. A sealed one stays as it is."""
+    async def seal(self, episode: OpenEpisode, result: EpisodeResult, wait_s: float | None = None) -> None:
+        """End an episode after its calls in flight, and forget its calls. A sealed one stays as it is.
+
+        wait_s: as of Gateway.
+        """
         held = self._held.get((episode.episode_id, episode.attempt))
         if held is None or held.episode is not episode:
             return
         check_score(result)
         if held.sealing is None or held.sealing.done():
-            held.sealing = asyncio.create_task(self._seal(held, result))
+            left_s = (held.episode.expires_at - datetime.now(UTC)).total_seconds()
+            held.sealing = asyncio.create_task(self._seal(held, result, left_s if wait_s is None else wait_s))
         await asyncio.shield(held.sealing)
 
-    async def _seal(self, held: Held, result: EpisodeResult) -> None:
+    async def _seal(self, held: Held, result: EpisodeResult, wait_s: float) -> None:
         episode, held.is_sealing = held.episode, True
         try:
             if held.is_replay:  # calls that the agent's last run did not reach
                 (await self.calls(held)).end_replay()
-            await _ended(held.calls)
+            await self._end_calls(held, wait_s)
             await self._changed(held, is_end=True, **self._left_behind(held), **_end(result))
         except BaseException:
             held.is_sealing = False
@@ -378,6 +395,19 @@ class HeldEpisodes:
             episode.counts, episode.rows = held.calls.counts, held.calls.rows or ()
         self._held.pop(held.name, None)
         self._remember_sealed(held.claim.key_digest, held.name)
+
+    async def _end_calls(self, held: Held, wait_s: float) -> None:
+        """Wait until the calls in flight are stored or have failed; after wait_s and drain_timeout_s they fail.
+
+        What the engine does not end then is left.
+        """
+        running = [] if held.calls is None else held.calls.running
+        if running:
+            _, late = await asyncio.wait(running, timeout=max(wait_s, self._drain_timeout_s))
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=self._drain_timeout_s)
 
     async def _changed(self, held: Held, *, is_end: bool = False, **values: Any) -> None:
         """Store a claim with other values; also if the waiter is cancelled, so that what is held is what is stored."""
@@ -452,23 +482,28 @@ _STORED_FACTS = (*_COUNTS, "env_name", "purpose")
 
 
 class _Threads:
-    """Threads for blocking functions, kept for the next ones: to start one blocks the event loop for milliseconds."""
+    """Threads for blocking functions, kept for the next ones: to start one blocks the event loop for milliseconds.
+
+    So there are few: each request with a wrong key asks for one.
+    """
 
     def __init__(self) -> None:
         self._idle: list[SideThread] = []
+        self._room = asyncio.Semaphore(_MOST_THREADS)
 
     async def run(self, function: Callable[[], T]) -> T:
-        thread = self._idle.pop() if self._idle else SideThread()
-        try:
-            result = await thread.run(function)
-        except asyncio.CancelledError:  # the function goes on
-            thread.close()
-            raise
-        except BaseException:
+        async with self._room:
+            thread = self._idle.pop() if self._idle else SideThread()
+            try:
+                result = await thread.run(function)
+            except asyncio.CancelledError:  # the function goes on
+                thread.close()
+                raise
+            except BaseException:
+                self._release(thread)
+                raise
             self._release(thread)
-            raise
-        self._release(thread)
-        return result
+            return result
 
     def close(self) -> None:
         while self._idle:
@@ -510,12 +545,6 @@ class _OtherLives:
                 return record.address
             await asyncio.sleep(first.lease_s / _LOOKS_A_LEASE)
         return None
-
-
-async def _ended(calls: EpisodeCalls | None) -> None:
-    """Wait until the calls in flight are stored or have failed."""
-    if calls is not None and calls.running:
-        await asyncio.wait(calls.running)
 
 
 def _episode(claim: EpisodeClaim, timeout_s: float) -> OpenEpisode:
@@ -561,12 +590,15 @@ def check_score(result: EpisodeResult) -> None:
     for name, value in {"reward": result.reward, **result.reward_components}.items():
         if value is not None and not abs(value) <= LARGEST_REWARD:
             raise refused("invalid", f"{name} is {value}, wanted a number up to {LARGEST_REWARD:g}", field=name)
+    if len(result.reward_components) > _MOST_COMPONENTS or max(map(len, result.reward_components), default=0) > 1_000:
+        sentence = f"reward_components may have {_MOST_COMPONENTS:,} names of up to 1,000 characters"
+        raise refused("invalid", sentence, field="reward_components")
 
 
 def _score(result: EpisodeResult) -> dict[str, Any]:
     return {
         "reward": result.reward,
-        "reward_components": dict(result.reward_components),
+        "reward_components": mask_values(dict(result.reward_components)),
         "correct": result.correct,
         "scored_call_id": result.scored_call_id,
         "scored_at": datetime.now(UTC).isoformat(timespec="microseconds"),

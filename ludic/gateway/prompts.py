@@ -29,7 +29,7 @@ from ludic.gateway.matching import SentMessages
 from ludic.models import ChatRenderer, Tokenizer, render_text
 from ludic.records import Message, ToolCall
 
-Tools = Sequence[Mapping[str, Any]]
+_Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class PromptMaker:
         return (*self._messages_of(known, earlier), known.answer, *_after(request.messages, known))
 
     def _render(
-        self, messages: Sequence[Message], tools: Tools, before: Sequence[dict[str, Any]] = ()
+        self, messages: Sequence[Message], tools: _Tools, before: Sequence[dict[str, Any]] = ()
     ) -> tuple[Sequence[dict[str, Any]], str]:
         """Return messages as the template gets them, and the text of the prompt. before: messages before them."""
         renderer = ChatRenderer(self._tokenizer, self._as_read(messages), tools=tools)
@@ -161,7 +161,7 @@ class PromptMaker:
         return Prompt(tokens=tokens, extends=base.call_id, made="extended", shown=shown)
 
     def _show(
-        self, before: _Shown, call: StoredCall, after: Sequence[Message], tools: Tools
+        self, before: _Shown, call: StoredCall, after: Sequence[Message], tools: _Tools
     ) -> tuple[_Shown, str] | None:
         """Show the messages behind a stored call; return the text that follows the call's tokens, too.
 
@@ -311,7 +311,7 @@ class PromptMaker:
         return messages
 
     def _shown_of(
-        self, call: StoredCall, tools: Tools, with_tokens: Sequence[StoredCall], earlier: Sequence[StoredCall]
+        self, call: StoredCall, tools: _Tools, with_tokens: Sequence[StoredCall], earlier: Sequence[StoredCall]
     ) -> _Shown | None:
         """Return what the template shows of a stored call's prompt; None if it is not what the tokens are."""
         chain: list[StoredCall] = [call]
@@ -333,7 +333,7 @@ class PromptMaker:
         return call.shown if isinstance(call.shown, _Shown) else self._shown.get(call)
 
     def _made_again(
-        self, call: StoredCall, base: StoredCall | None, tools: Tools, earlier: Sequence[StoredCall]
+        self, call: StoredCall, base: StoredCall | None, tools: _Tools, earlier: Sequence[StoredCall]
     ) -> _Shown | None:
         """Render the prompt of a call of an earlier life of the gateway once more. base: the call that it extends."""
         if base is not None:

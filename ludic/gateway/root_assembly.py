@@ -151,7 +151,9 @@ def _over(root: Root, claims: Sequence[EpisodeClaim], left: dict[str, str], *, i
         elif claim.sealed_at is not None:
             yield claim
         elif not over[claim.life]:
-            left[claim.episode_id] = "is open at a gateway that lives, or did within its lease"
+            left[claim.episode_id] = (
+                "is open at a gateway that lives, or did within its lease; seal it, or stop the gateway"
+            )
         elif not is_own:
             yield claim
         else:

@@ -23,7 +23,7 @@ import numpy as np
 from ludic.base import AnswerTooLongError, HttpAnswer, ask, keep_secret, mask, public_url
 from ludic.engines import Completion, SamplingParams
 from ludic.errors import ConfigError, one_line
-from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, Sampled, StoredCall, refused
+from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, SampledCall, StoredCall, refused
 from ludic.gateway.config import KEY_VARIABLE, UpstreamSettings
 from ludic.gateway.matching import longest_known
 from ludic.records import NUM_TOKEN_IDS, Capture, FinishReason, Message, ToolCall, WeightSpan
@@ -37,6 +37,7 @@ _CONNECT_S = 10.0
 _MOST_CHARACTERS = 500
 _WHOLE = {"logprobs": True, "return_token_ids": True}
 """What is asked for beyond a plain answer."""
+_KEY_STATUSES = (401, 403)
 _NO_LOGPROB = -9_999.0
 """What vLLM writes for minus infinity."""
 _FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "stop"}
@@ -134,7 +135,7 @@ class UpstreamBackend:
         num_known = 0 if known is None else known[1]
         return _Prompt(tokens=None, messages_extend=extends, num_known_messages=num_known, earlier=earlier)
 
-    async def sample(self, request: CallRequest, prompt: Prompt, params: SamplingParams, seed: int) -> Sampled:
+    async def sample(self, request: CallRequest, prompt: Prompt, params: SamplingParams, seed: int) -> SampledCall:
         """Send the conversation to the server, and return its answer. Raises RefusedCallError."""
         body = self._body(request, params, seed)
         while True:
@@ -227,13 +228,22 @@ async def find_model(url: str, settings: UpstreamSettings) -> str:
             answer = await ask(client, "GET", f"{url}/models", timeout_s=30.0, connect_s=_CONNECT_S)
         except (httpx2.TransportError, AnswerTooLongError) as error:
             why = mask(f"{type(error).__name__} {one_line(error)}")
-            raise ConfigError(f"{public_url(url)} does not answer ({why})") from error
+            raise ConfigError(
+                f"{public_url(url)} does not answer ({why}); start the server, or correct --upstream"
+            ) from error
     if not answer.is_success:
-        raise ConfigError(f"{public_url(url)}/models answered {answer.status}: {_message(answer)}; give --model NAME")
+        advice = "give --model NAME, or correct --upstream"
+        if answer.status in _KEY_STATUSES:
+            has_key = bool(os.environ.get(settings.upstream_key))
+            state = "is not the server's" if has_key else "is not set"
+            advice = f"the variable {settings.upstream_key} has the server's key, and {state}"
+        raise ConfigError(f"{public_url(url)}/models answered {answer.status}: {_message(answer)}; {advice}")
     try:
         names = [model.id for model in msgspec.json.decode(answer.data, type=_Models).data]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{public_url(url)}/models answered no list of models; give --model NAME") from error
+        raise ConfigError(
+            f"{public_url(url)}/models answered no list of models; give --model NAME, or correct --upstream"
+        ) from error
     if len(names) != 1:
         listed = ", ".join(names[:10]) or "none"
         raise ConfigError(f"{public_url(url)} serves {len(names)} models ({listed}); give --model NAME")
@@ -260,7 +270,7 @@ def to_openai(message: Message) -> dict[str, Any]:
 # --- Answers ------------------------------------------------------------------------------------------------------
 
 
-def _sampled(answer: HttpAnswer, prompt: Prompt, params: SamplingParams) -> Sampled:
+def _sampled(answer: HttpAnswer, prompt: Prompt, params: SamplingParams) -> SampledCall:
     try:
         found = msgspec.json.decode(answer.data, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -284,7 +294,7 @@ def _sampled(answer: HttpAnswer, prompt: Prompt, params: SamplingParams) -> Samp
         tool_calls=calls,
     )
     completion, capture = _completion(found, finish_reason, params)
-    return Sampled(
+    return SampledCall(
         message=message,
         finish_reason="tool_calls" if calls and finish_reason == "stop" else finish_reason,
         stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
@@ -363,5 +373,7 @@ def _retry_after(answer: HttpAnswer) -> float | None:
 
 
 def _message(answer: HttpAnswer) -> str:
-    """Return the text of an error, or its beginning, without secrets."""
+    """Return the text of an error, or its beginning, without secrets. A web page tells nothing in one line."""
+    if answer.text.lstrip().startswith("<"):
+        return "a web page"
     return " ".join(mask(answer.text).split())[:_MOST_CHARACTERS] or "(no text)"

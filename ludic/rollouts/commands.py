@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ KEPT_VARIABLES = re.compile(r"PATH|LANG|LANGUAGE|LC_\w+|TZ|TERM|TMPDIR|SSL_CERT_
 """Matches the variables of this process that a command gets. Proxies stay out, since the model is on this machine."""
 PLACEHOLDERS = ("prompt", "example", "folder", "answer", "model", "base_url")
 _PLACEHOLDER = re.compile(rf"\{{({'|'.join(PLACEHOLDERS)})\}}")
+_ALIKE = 0.8
+"""Likeness, from 0 to 1, from which a text in braces is a placeholder with a mistake, and not the agent's own."""
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _OUTPUT_BYTES = 16_384
 """Bytes of the end of the output that are kept in memory."""
@@ -69,6 +72,9 @@ def split_command(setting: str, command: str) -> tuple[str, ...]:
                 f"{setting} has {found[0]} in the script of {words[0]} -c, where a text would be run as code; write "
                 f'"$1" there, and the words sh {found[0]} behind the script'
             )
+    for name in re.findall(r"\{(\w+)\}", command):
+        if name not in PLACEHOLDERS and (near := get_close_matches(name, PLACEHOLDERS, 1, _ALIKE)):
+            raise ConfigError(f"{setting} has {{{name}}}, which nothing replaces; did you mean {{{near[0]}}}?")
     for word in words:
         if Path(word).suffix and not Path(word).is_absolute() and Path(word).is_file():
             raise ConfigError(

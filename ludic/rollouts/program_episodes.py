@@ -10,6 +10,8 @@ import asyncio
 import logging
 import os
 import shutil
+import tempfile
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -34,7 +36,7 @@ from ludic.agents import (
     stored_wanted,
 )
 from ludic.agents import environment_calls as calls
-from ludic.base import private_folder
+from ludic.base import mask, private_folder
 from ludic.environments import HeldEnvironment, LimitedEnvironments, Transition
 from ludic.errors import ConfigError
 from ludic.gateway import (
@@ -49,7 +51,7 @@ from ludic.gateway import (
 )
 from ludic.records import Message, Rollout, ToolCall, new_id
 from ludic.rollouts.commands import environment_of, limits_of, run_command, split_command
-from ludic.rollouts.programs import Clients, Program, ProgramEnd, Task, Tools, check_fits
+from ludic.rollouts.programs import AgentProgram, AgentTools, Clients, ProgramEnd, Task, check_fits
 from ludic.root import EpisodeClaim, Root, newest_episode_claim
 from ludic.root.rows import read_calls, read_prompt
 from ludic.root.storage import back_off
@@ -78,7 +80,7 @@ class Player:
     root: Root
     run: RunConfig
     agent: Agent
-    program: Program
+    program: AgentProgram
     gateway: Gateway
     address: str
     """Of the gateway, without /v1."""
@@ -132,8 +134,11 @@ class Play:
             episode = await self._open()
         except _ReusedError as found:
             return await self._rows_of_claim(found.claim)
+        began = time.monotonic()
         result = await self._result(environments, episode)
-        await self._persist(partial(self._gateway.seal, episode, result))
+        # A call that the agent left behind holds the worker no longer than the agent could.
+        left_s = None if self._player.timeout_s is None else self._player.timeout_s + began - time.monotonic()
+        await self._persist(partial(self._gateway.seal, episode, result, wait_s=left_s))
         table = partial(self._gateway.calls_of, episode)
         return await self._rows(table, episode.attempt, episode.result or result, episode.left_behind)
 
@@ -236,7 +241,7 @@ class Play:
 
     async def _play(self, environments: LimitedEnvironments, episode: OpenEpisode) -> EpisodeResult:
         held = await calls.make(environments)
-        folder = _folder_of(self._player.root, self._id)
+        folder = await asyncio.to_thread(_folder_of, self._id)
         try:
             check_fits(self._request.env_name, held)
             messages = await calls.reset(held, self._request.example)
@@ -254,7 +259,7 @@ class Play:
             return self._scored(self._transition)
         finally:
             held.close()
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(_delete, folder)
 
     def _task(self, held: HeldEnvironment, messages: Sequence[Message], episode: OpenEpisode, folder: Path) -> Task:
         tools, validators = environment_tools(held)
@@ -274,7 +279,7 @@ class Play:
             model=self._player.agent.model,
             variables=variables,
             folder=folder,
-            tools=Tools(toolbox.schemas, call),
+            tools=AgentTools(toolbox.schemas, call),
             clients=self._player.clients,
         )
 
@@ -301,9 +306,10 @@ class Play:
         return transition
 
     async def _score_by_command(self, command: str, folder: Path) -> Transition:
-        run, home = self._player.run, folder / "home"
-        home.mkdir(exist_ok=True)
+        run = self._player.run
         with fails_the_episode():
+            # A new one: from the agent's home, programs would run what it wrote there, such as Python's usercustomize.
+            home = Path(tempfile.mkdtemp(prefix="score-", dir=folder))
             end = await run_command(
                 split_command("score_command", command),
                 folder=folder / "work",
@@ -376,7 +382,8 @@ class Play:
         transition = self._transition
         if transition is None:
             return row
-        steps = tuple(replace(step, action=self._action, info=transition.info) for step in row.environment_steps)
+        action = None if self._action is None else mask(self._action)
+        steps = tuple(replace(step, action=action, info=transition.info) for step in row.environment_steps)
         row = replace(row, environment_steps=steps, extra=transition.extra)
         if not transition.truncated:
             return row
@@ -394,11 +401,29 @@ class Play:
         return self._finished(replace(row, episode_id=self._id, traceback=traceback))
 
 
-def _folder_of(root: Root, episode_id: str) -> Path:
+def _folder_of(episode_id: str) -> Path:
     """Return an empty folder of an episode, not yet made.
 
     Its path is the same in each life, since harnesses write it into their prompts, and calls repeat only then.
     """
     folder = private_folder(f"ludic-agents-{os.geteuid()}") / episode_id
-    shutil.rmtree(folder, ignore_errors=True)
+    _delete(folder)
     return folder
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder, also folders in it that may not be written, as Go's cache of modules has them.
+
+    Follows no link. Folders below a thousand others may stay.
+    """
+    with suppress(OSError, RecursionError):
+        if folder.is_symlink():
+            folder.unlink()
+        for parent, names, _ in os.walk(folder):
+            for path in (Path(parent, name) for name in names):
+                if not path.is_symlink():
+                    path.chmod(0o700)
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        logger.warning("%s could not be deleted; delete it by hand", folder)

@@ -1,7 +1,8 @@
 """Serve the gateway of a worker whose agent is a program, and play its episodes (ludic.rollouts.program_episodes).
 
 Reads and writes gateways/, episodes/, prompts/ and calls/ of the root. Raises the engine's errors, which the programs
-would only see as failed calls; ConfigError without the packages of the gateway.
+would only see as failed calls; FencedError once its lease is lost, such as of a process that was paused: started again,
+a worker goes on with its episodes as a new life; ConfigError without the packages of the gateway.
 """
 
 import asyncio
@@ -14,16 +15,19 @@ from ludic.agents import ENGINE_ERRORS, Agent, EpisodeRequest
 from ludic.base import require
 from ludic.engines import Completion, Engine, GenerationRequest, SamplingParams
 from ludic.environments import LimitedEnvironments
+from ludic.errors import FencedError
 from ludic.gateway import EngineBackend, Gateway, GatewaySettings, running
 from ludic.records import Rollout
 from ludic.rollouts.program_episodes import Play, Player
-from ludic.rollouts.programs import Clients, Program
-from ludic.root import Root, held_life
+from ludic.rollouts.programs import AgentProgram, Clients
+from ludic.root import Life, Root, held_life
 from ludic.run import RunConfig
 from ludic.settings import SideThread
 
 _DRAIN_S = 5.0
 """Seconds that a worker that stops waits for completions that are being sampled, so that they are stored."""
+_CHECK_S = 1.0
+"""Maximum seconds between looks whether the gateway has lost its lease."""
 
 
 class ProgramEpisodes:
@@ -34,7 +38,7 @@ class ProgramEpisodes:
         root: Root,
         run: RunConfig,
         agent: Agent,
-        program: Program,
+        program: AgentProgram,
         params: SamplingParams,
         *,
         timeout_s: float | None,
@@ -56,8 +60,12 @@ class ProgramEpisodes:
         )
         async with AsyncExitStack() as stack:
             life = stack.enter_context(held_life(self._root))
+            watch = asyncio.create_task(self._watch(life))
+            stack.callback(watch.cancel)
             backend = EngineBackend(self._agent, keep_thinking=run.agent_keep_thinking)
-            gateway = Gateway(self._root, life, backend, settings, self._params, keeps_rows=True)
+            gateway = Gateway(
+                *(self._root, life, backend, settings, self._params), keeps_rows=True, takes_scores=run.posted_scores
+            )
             address = await stack.enter_async_context(running(gateway))
             stack.push_async_callback(gateway.drain)
             thread = SideThread()
@@ -77,13 +85,23 @@ class ProgramEpisodes:
             yield
 
     async def __call__(self, environments: LimitedEnvironments, request: EpisodeRequest) -> Sequence[Rollout]:
-        """Play an episode and return its rows, at least one. Raises the errors of the engine, ConfigError."""
+        """Play an episode and return its rows, at least one. Raises EngineError, FencedError, ConfigError."""
         assert self._player is not None, "the episodes are opened"
         return await self._engine.raising(Play(self._player, request).run(environments))
 
+    async def _watch(self, life: Life) -> None:
+        """End all episodes once the gateway may answer no more; their agents would only see that it stops."""
+        while True:
+            try:
+                life.check()
+            except FencedError as error:
+                self._engine.fail(error)
+                return
+            await asyncio.sleep(min(_CHECK_S, life.record.lease_s / 2))
+
 
 class _WatchedEngine(Engine):
-    """The engine of the gateway. Its errors end all episodes, which would only see a failed call."""
+    """The engine of the gateway. Its errors, and that of its gateway, end all episodes."""
 
     name: str  # attributes of the engine, through __getattr__
     repeats_in_any_batch: bool
@@ -105,13 +123,17 @@ class _WatchedEngine(Engine):
         try:
             return await self._engine.generate(request)
         except ENGINE_ERRORS as error:
-            if not (failed := self._future()).done():
-                failed.set_exception(error)
-                failed.exception()  # read, since no episode may wait
+            self.fail(error)
             raise
 
+    def fail(self, error: Exception) -> None:
+        """End all episodes with an error."""
+        if not (failed := self._future()).done():
+            failed.set_exception(error)
+            failed.exception()  # read, since no episode may wait
+
     async def raising(self, coroutine: Any) -> Any:
-        """Return what a coroutine returns; raise the engine's error as soon as there is one."""
+        """Return what a coroutine returns; raise an error that ends all episodes as soon as there is one."""
         task, failed = asyncio.ensure_future(coroutine), self._future()
         try:
             await asyncio.wait((task, failed), return_when=asyncio.FIRST_COMPLETED)

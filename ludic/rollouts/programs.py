@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import json
 import os
+import stat
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ class Task:
     """OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY; the key is the episode's secret."""
     folder: Path
     """Empty folder of the episode, deleted after it; see `work`."""
-    tools: "Tools"
+    tools: "AgentTools"
     clients: "Clients"
 
     @property
@@ -92,7 +93,7 @@ class ProgramEnd:
     """End of the output of a command."""
 
 
-class Program(Protocol):
+class AgentProgram(Protocol):
     """Runs an agent in one episode after the other, many at the same time."""
 
     async def run(self, task: Task) -> ProgramEnd:
@@ -124,7 +125,7 @@ def check_fits(name: str, held: HeldEnvironment) -> None:
             )
 
 
-def make_program(run: RunConfig, files: Files = NO_FILES) -> Program:
+def make_program(run: RunConfig, files: Files = NO_FILES) -> AgentProgram:
     """Return the program of a run's settings; runs a user's file.
 
     files: users' files to run instead of those on disk.
@@ -144,7 +145,7 @@ def make_program(run: RunConfig, files: Files = NO_FILES) -> Program:
 # --- Functions -----------------------------------------------------------------------------------------------
 
 
-class Tools:
+class AgentTools:
     """Tools of the environment, which a function may call while its episode runs."""
 
     def __init__(self, schemas: Sequence[Mapping[str, Any]], call: Callable[[str, str], Any]) -> None:
@@ -334,7 +335,10 @@ def _without_nul(word: str) -> str:
 def _read_answer(file: Path) -> str | None:
     """Return the text that a command wrote as its answer; None if it wrote none."""
     try:
-        with file.open("rb") as answer:
+        # A pipe that nobody writes to would block the worker.
+        with os.fdopen(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as answer:
+            if not stat.S_ISREG(os.fstat(answer.fileno()).st_mode):
+                raise EpisodeFailedError("the answer of the command is no plain file")
             data = answer.read(_MOST_ANSWER_BYTES + 1)
     except (FileNotFoundError, IsADirectoryError):
         return None

@@ -24,7 +24,7 @@ from ludic.settings import overridden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SampledAnswer:
     """One completion and its text."""
 
     text: str
@@ -42,21 +42,21 @@ class Answer:
         return float(self.logprobs.mean(dtype="float64"))
 
 
-class Answers(Result, Sequence[Answer]):
+class Answers(Result, Sequence[SampledAnswer]):
     """Answers to one prompt."""
 
-    def __init__(self, source: str, answers: Sequence[Answer]) -> None:
+    def __init__(self, source: str, answers: Sequence[SampledAnswer]) -> None:
         """source: root or model that answered."""
         self.source = source
         self._answers = answers
 
     @overload
-    def __getitem__(self, index: int) -> Answer: ...
+    def __getitem__(self, index: int) -> SampledAnswer: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Answer]: ...
+    def __getitem__(self, index: slice) -> Sequence[SampledAnswer]: ...
 
-    def __getitem__(self, index: int | slice) -> Answer | Sequence[Answer]:
+    def __getitem__(self, index: int | slice) -> SampledAnswer | Sequence[SampledAnswer]:
         return self._answers[index]
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ def sample_model(model: str, question: Question) -> Answers:
         return Answers(model, _sample(str(folder), question, None, None))
 
 
-def _sample(folder: str, question: Question, root: Root | None, version: int | None) -> list[Answer]:
+def _sample(folder: str, question: Question, root: Root | None, version: int | None) -> list[SampledAnswer]:
     from ludic.engines import TransformersEngine  # loads torch
     from ludic.models import decode, load_tokenizer, render_prompt
 
@@ -127,7 +127,7 @@ def _sample(folder: str, question: Question, root: Root | None, version: int | N
         engine, [GenerationRequest(prompt_tokens=prompt_tokens, params=params, seed=seed) for seed in seeds]
     )
     return [
-        Answer(
+        SampledAnswer(
             text=decode(tokenizer, completion.tokens),
             tokens=completion.tokens,
             logprobs=completion.logprobs,

@@ -99,7 +99,7 @@ Committer = Annotated[str, Spelling(COMMITTER)]
 Hex16 = Annotated[str, Spelling("[0-9a-f]{16}")]
 Hex32 = Annotated[str, Spelling("[0-9a-f]{32}")]
 Sha256Name = Annotated[str, Spelling("[0-9a-f]{64}")]
-Episode = Annotated[str, Spelling(EPISODE)]
+EpisodeId = Annotated[str, Spelling(EPISODE)]
 Uuid = Annotated[str, Spelling(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")]
 Path = Annotated[str, Spelling(PATH_BELOW, is_path=True)]
 MovedPath = Annotated[str, Spelling(rf"(?:{PATH_BELOW})(?<!\.json)", is_path=True)]
@@ -170,7 +170,7 @@ class GatewayName(NamedTuple):
 
 
 class EpisodeClaimName(NamedTuple):
-    episode_id: Episode
+    episode_id: EpisodeId
     attempt: Number
     number: Number
 

@@ -102,6 +102,7 @@ OTHERS = (
     "fsspec.open(url, 'rb').open",
     "self.open",
     "self._life.open",
+    "self._episodes.open",
 )
 """Functions of this name that open no text: of the system, in bytes, and of ludic's classes."""
 

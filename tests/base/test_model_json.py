@@ -34,12 +34,12 @@ READERS_OF_OTHER_TEXTS = {
         training/inherited_settings.py training/numerics.py run/config.py app/cli/docs.py eval/what_if/cut.py
         app/operations/fit.py training/batches/source.py app/launch/vllm_server.py app/launch/fork_server.py
         adapters/environments/verifiers.py adapters/exports/tables.py settings/table.py app/show/runs.py
-        app/show/web/rollout.py
+        app/show/web/rollout.py root/rows/calls.py base/guard.py
     """,
     "what a user gives": """
         settings/values.py base/config_files.py base/data_files.py records/messages.py adapters/imports/evaluations.py
         adapters/imports/records.py adapters/imports/forms.py adapters/imports/following.py
-        run/recording/recorder.py adapters/trl.py adapters/trl_rows.py
+        run/recording/recorder.py adapters/trl.py adapters/trl_rows.py gateway/dialects/rules.py
     """,
     "where JSON ends, which msgspec then reads": "agents/parsers.py",
     "this function": "base/model_json.py",

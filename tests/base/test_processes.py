@@ -35,6 +35,9 @@ BY_LIBRARIES = {
     # The user's own command line, which may be any program, with the user's consent to it.
     ("ludic/agents/tools/mcp.py", "mcp.StdioServerParameters"),
     ("ludic/app/launch/gateway.py", "asyncio.create_subprocess_exec"),
+    # Run by processes.start_guarded, and then becomes the user's own command line.
+    ("ludic/base/guard.py", "os.fork"),
+    ("ludic/base/guard.py", "os.execvpe"),
     # Forks itself, after it was started by ludic.base.processes; tests/app/launch/test_fork_server.py compares both.
     ("ludic/app/launch/fork_server.py", "os.fork"),
     # With a job that keeps the working directory from Ray's processes; tests/clusters runs one.
@@ -160,7 +163,7 @@ def protect_library_processes(args: list[str], folder: Path) -> int:
 WAYS = [start_python, start_python_in_loop, become_python, python_words, protect_library_processes]
 OTHERS = {
     *("safe_environment", "describe_end", "end_with_parent", "signal_when_parent_ends"),
-    *("peak_memory", "host_bytes"),
+    *("peak_memory", "host_bytes", "start_guarded"),
 }
 IMPORT = f"import {', '.join(name for name in NAMES if name in sys.stdlib_module_names)}"
 CHILD = f"{IMPORT}, subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', '{IMPORT}']).returncode)"
@@ -173,6 +176,17 @@ def test_a_process_and_those_that_it_starts_import_nothing_from_their_folder(
 ) -> None:
     hostile = hostile_folder(tmp_path / "hostile")
     assert (way(["-c", CHILD], hostile), imported_from(hostile)) == (0, [])
+
+
+def test_the_process_that_guards_a_users_command_imports_nothing_from_its_folder(tmp_path: Path) -> None:
+    import asyncio
+
+    async def run() -> int:
+        process = await processes.start_guarded(["true"], hostile, {"PATH": os.environ["PATH"]}, {"CPU": 60})
+        return await process.wait()
+
+    hostile = hostile_folder(tmp_path / "hostile")
+    assert (asyncio.run(run()), imported_from(hostile)) == (0, [])
 
 
 def test_the_hostile_folder_is_hostile(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "step": ("a",),
     "score_task": ("agent", "task", "a"),
     "score_group": (EXAMPLE, ()),
+    "score_folder": (EXAMPLE, Path()),
     "run_tools": ("a", ()),
 }
 
@@ -150,7 +151,8 @@ MAIN, SIDE = "MainThread", "ludic-side"
 
 def test_all_methods_of_the_protocols_are_tried() -> None:
     assert {name for _, name in METHODS} == {
-        *("score", "reset", "step", "next_agents", "run_tools", "score_task", "score_group", "look", "__init__")
+        *("score", "reset", "step", "next_agents", "run_tools", "score_task", "score_group", "score_folder", "look"),
+        "__init__",
     }
 
 

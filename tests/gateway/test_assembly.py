@@ -41,9 +41,10 @@ def parent_by_hand(row: dict[str, Any], answered: list[dict[str, Any]]) -> str |
 
 
 def are_rivals(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Equal requests alone are no rivals: an agent may want several answers."""
     ids = {one["call_id"], one.get("retry_of")} & {other["call_id"], other.get("retry_of")}
     keys = {one.get("idempotency_digest")} & {other.get("idempotency_digest")}
-    return one["request_digest"] == other["request_digest"] or bool((ids | keys) - {None})
+    return bool((ids | keys) - {None})
 
 
 def fates_by_hand(rows: list[dict[str, Any]], attempt: int) -> dict[str, tuple[str | None, str | None]]:
@@ -64,7 +65,7 @@ def fates_by_hand(rows: list[dict[str, Any]], attempt: int) -> dict[str, tuple[s
     return found
 
 
-KINDS = ("turn", "turn", "turn", "root", "compact", "retry", "same key", "named", "intent", "failed", "cut", "attempt")
+KINDS = ("turn", "turn", "turn", "root", "compact", "again", "same key", "named", "intent", "failed", "cut", "attempt")
 SOME = st.lists(st.integers(1, 2), max_size=3)
 ACTIONS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 7), SOME, SOME.filter(bool)), max_size=10)
 
@@ -82,7 +83,7 @@ def play(actions: list[Any]) -> Calls:
             continue
         earlier = mine[which % len(mine)]
         repeats = {
-            "retry": {"request_digest": earlier["request_digest"]},
+            "again": {"request_digest": earlier["request_digest"]},
             "same key": {"idempotency_digest": earlier.get("idempotency_digest")},
             "named": {"retry_of": earlier["call_id"]},
         }
@@ -191,6 +192,20 @@ def test_a_fork_goes_on_in_one_row_and_begins_another_whose_prompt_holds_what_th
     assert [each.call_id for each in found.audit if each.forked] == ["e-001"]
     assert problems(found.rollouts) == []
     assert assembled(calls, reward=0.5).rollouts[1].rollout_id == fork.rollout_id  # the same calls, the same ids
+
+
+def test_best_of_n_trains_all_n_completions_and_a_repeated_one_only_the_answer_that_went_on():
+    calls = Calls()
+    same = {"request_digest": "same"}
+    for number in range(3):
+        calls.add([1], [10 + number, 7], **same)
+    lost = calls.add([1], [13, 7], retry_count=None, **same)
+    again = [calls.add([1], [n, 7], retry_count=None, retry_of=lost["call_id"], **same) for n in (14, 15)]
+    assert [row.reason for row in assembled(calls, reward=1.0).audit] == [None] * 3 + ["unresolved"] * 3
+    calls.add([*whole(again[1]), 5], [6])
+    found = assembled(calls, reward=1.0)
+    assert [row.response_tokens.tolist() for row in found.rollouts] == [[10, 7], [11, 7], [12, 7], [15, 7, 5, 6]]
+    assert [row.reason for row in found.audit] == [None] * 3 + ["retry"] * 2 + [None] * 2
 
 
 def test_calls_whose_base_is_missing_are_quarantined_and_the_others_assembled():

@@ -1,12 +1,17 @@
 """Random trees of calls over HTTP: each token that the engine sampled is in one row's mask, or in the audit."""
 
 import asyncio
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 import pytest
+from gateway.dialects.clients import assembled, events
 from gateway.scripted import Asked, Turn, says, scripted_agent
 from gateway.served import Episode, ServedGateway, check_account, served
 from hypothesis import HealthCheck, given, settings
@@ -55,7 +60,8 @@ def script(asked: Asked) -> Turn:
 
 
 def chat_body(said: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
-    return "/v1/chat/completions", {"messages": said, "tools": [{"type": "function", "function": TOOL}]}
+    messages = [{name: value for name, value in each.items() if name != "response"} for each in said]
+    return "/v1/chat/completions", {"messages": messages, "tools": [{"type": "function", "function": TOOL}]}
 
 
 def chat_answer(answer: Any) -> dict[str, Any]:
@@ -147,23 +153,70 @@ def responses_answer(answer: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
 
 
-DIALECTS = {
+def continued_body(said: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """As responses, with what follows the last answer alone, which previous_response_id names."""
+    last = max((index for index, message in enumerate(said) if "response" in message), default=None)
+    if last is None:
+        return responses_body(said)
+    path, body = responses_body([said[0], *said[last + 1 :]])
+    del body["instructions"]  # those of the call before
+    return path, {**body, "previous_response_id": said[last]["response"]}
+
+
+def continued_answer(answer: Any) -> dict[str, Any]:
+    return {**responses_answer(answer), "response": answer["id"]}
+
+
+def completions_body(said: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    return "/v1/completions", {"prompt": "\n".join(f"{message['role']}: {message['content']}" for message in said)}
+
+
+def completions_answer(answer: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": answer["choices"][0]["text"]}
+
+
+def of_stream(dialect: str, answered: bytes) -> Any:
+    """The response that a stream makes, as clients put it together."""
+    found = events(iter([answered]))
+    if dialect == "completions":
+        return {"choices": [{"text": "".join(part["text"] for chunk in found for part in chunk["choices"])}]}
+    return assembled(dialect.partition(" ")[0], found)
+
+
+DIALECTS: dict[str, tuple[Any, Any]] = {
     "chat": (chat_body, chat_answer),
+    "completions": (completions_body, completions_answer),
     "messages": (messages_body, messages_answer),
     "responses": (responses_body, responses_answer),
+    "responses by id": (continued_body, continued_answer),
+}
+LIMITS = {
+    "messages": {"max_tokens": 3_000, "stop_sequences": ["STOP"]},
+    "chat": {"stop": ["STOP"]},
+    "completions": {"stop": ["STOP"], "max_tokens": 3_000},
 }
 
 
 # --- The agent -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, kw_only=True)
+class Client:
+    """Says at each request how often it tried before, as the SDKs do, or does not; streams, or does not."""
+
+    counts: bool
+    streams: bool
+
+
 class Agents:
     """Clients that work on one episode: conversations that grow, fork, are compacted and given up."""
 
-    def __init__(self, episode: Episode, client: httpx2.AsyncClient) -> None:
-        self._episode, self._client = episode, client
+    def __init__(self, episode: Episode, client: httpx2.AsyncClient, as_client: Client) -> None:
+        self._episode, self._client, self._as = episode, client, as_client
         self._number = 0
         self.conversations: list[tuple[str, list[dict[str, Any]]]] = []
+        self.lost: set[str] = set()
+        """Digests of requests whose client hung up, and asked again without a count."""
 
     def begin(self, dialect: str, kind: str, system: str = "You are an agent.") -> int:
         """Begin a conversation: of the agent, of a sub-agent, or after a compaction. Returns its index."""
@@ -173,17 +226,18 @@ class Agents:
     def branch(self, index: int, at: int, kind: str) -> int:
         """Begin another conversation behind an earlier answer of one."""
         dialect, said = self.conversations[index]
-        ends = [place + 1 for place, message in enumerate(said) if message["role"] == "assistant"] or [2]
+        ends = [place + 1 for place, message in enumerate(said) if message["role"] == "assistant"] or [1]
         self.conversations.append((dialect, [*said[: ends[at % len(ends)]]]))
         return self._go_on(len(self.conversations) - 1, kind)
 
     def _go_on(self, index: int, kind: str) -> int:
-        """Add what follows the last answer: results of its calls, or a message."""
+        """Add what follows the last answer: results of its calls, or a message; without an answer, ask otherwise."""
         said = self.conversations[index][1]
-        if said[-1]["role"] != "assistant":
-            said[-1] = said[-1] if said[-1]["role"] == "tool" else self._user(kind)
+        last = said[-1]
+        if last["role"] in ("user", "tool"):
+            said[-1] = {**last, "content": self._text(kind)}
             return index
-        calls = said[-1].get("tool_calls", ())
+        calls = last.get("tool_calls", ())
         said += [{"role": "tool", "tool_call_id": call["id"], "content": self._text(kind)} for call in calls]
         if not calls:
             said.append(self._user(kind))
@@ -196,74 +250,86 @@ class Agents:
         self._number += 1
         return f"{self._number}: {kind}"
 
-    async def turn(self, index: int, kind: str, **headers: str) -> None:
-        await self._answer(self._go_on(index, kind), **headers)
+    async def turn(self, index: int, kind: str) -> None:
+        await self.answer(self._go_on(index, kind))
 
-    async def _answer(self, index: int, **headers: str) -> Any:
+    async def answer(self, index: int) -> None:
+        await self._send(index, self._request(index))
+
+    async def _send(self, index: int, request: httpx2.Request) -> bool:
+        """Add the answer to a conversation; returns False if the engine failed, so that the client asks otherwise."""
         dialect, said = self.conversations[index]
-        _, read = DIALECTS[dialect]
-        answered = await self._client.send(self._request(index, **headers))
+        answered = await self._client.send(request)
         if answered.status_code == 500:
-            return None  # the engine failed; the conversation goes on with another message
+            return False
         assert answered.status_code == 200, answered.text
-        message = read(answered.json())
-        said.append(message)
-        return message
+        value = of_stream(dialect, answered.content) if self._as.streams else answered.json()
+        said.append(DIALECTS[dialect][1](value))
+        return True
 
-    def _request(self, index: int, *, stream: bool = False, **headers: str) -> httpx2.Request:
+    def _request(self, index: int, *, count: int = 0, key: str | None = None) -> httpx2.Request:
         dialect, said = self.conversations[index]
         path, body = DIALECTS[dialect][0](said)
-        body |= {"model": "scripted", "stream": stream}
-        if dialect == "messages":
-            body |= {"max_tokens": 3_000, "stop_sequences": ["STOP"]}
-        elif dialect == "chat":
-            body |= {"stop": ["STOP"]}
-        return self._client.build_request(
-            "POST",
-            f"{self._episode.base_url}{path}",
-            json=body,
-            headers={**self._episode.headers, **{name.replace("_", "-"): value for name, value in headers.items()}},
-        )
+        body |= {"model": "scripted", "stream": self._as.streams, **LIMITS.get(dialect, {})}
+        headers = {"idempotency-key": key} if key else {}
+        headers |= {"x-stainless-retry-count": str(count)} if self._as.counts else {}
+        url = f"{self._episode.base_url}{path}"
+        return self._client.build_request("POST", url, json=body, headers={**self._episode.headers, **headers})
 
-    async def retry_given_up(self, index: int, kind: str) -> None:
-        """Hang up before the answer and ask again, as an SDK with a time limit."""
+    async def hang_up(self, index: int, kind: str, *, after_bytes: bool, goes_on: bool) -> None:
+        """Hang up before the answer, or within it; ask the same again, or go on otherwise, as an SDK does."""
         self._go_on(index, f"{kind} slow")
-        for count in range(2):
-            request = self._request(index, x_stainless_retry_count=str(count))
-            with_limit = asyncio.wait_for(self._client.send(request), 0.01 if count == 0 else 60)
-            try:
-                answered = await with_limit
-            except TimeoutError:
-                continue
-            if answered.status_code == 200:
-                self.conversations[index][1].append(DIALECTS[self.conversations[index][0]][1](answered.json()))
-
-    async def ask_twice(self, index: int, kind: str, *, has_key: bool) -> None:
-        """Ask the same twice, one after the other; the second answer counts."""
-        self._go_on(index, kind)
-        headers = {"idempotency_key": f"key-{self._number}"} if has_key else {}
-        if await self._answer(index, **headers) is not None:
-            first = self.conversations[index][1].pop()
-            second = await self._answer(index, **headers)
-            assert not has_key or first == second
-
-    async def cut_stream(self, index: int, kind: str, *, is_read: bool, goes_on: bool) -> None:
-        """Hang up within a stream, or before it begins; ask again, or not."""
-        self._go_on(index, f"{kind} slow")
+        request = self._request(index)
+        answered = None
         try:
-            async with asyncio.timeout(60 if is_read else 0.01):
-                answered = await self._client.send(self._request(index, stream=True), stream=True)
+            async with asyncio.timeout(60 if after_bytes else 0.01):
+                answered = await self._client.send(request, stream=True)
                 async for _ in answered.aiter_bytes(16):
                     break
-                await answered.aclose()
         except TimeoutError:
             pass
+        if answered is not None:
+            await answered.aclose()
         if goes_on:
-            await self._answer(index)
+            again = self._request(index, count=1)
+            assert again.content == request.content
+            if not self._as.counts:
+                path = f"/v1{request.url.path.partition('/v1')[2]}"
+                self.lost.add(hashlib.sha256(f"POST {path}\n".encode() + request.content).hexdigest())
+            await self._send(index, again)
+
+    async def ask_twice_with_a_key(self, index: int, kind: str) -> None:
+        """Ask with one key twice, one after the other: the answers are one."""
+        self._go_on(index, kind)
+        said, key = self.conversations[index][1], f"key-{self._number}"
+        if await self._send(index, self._request(index, key=key)):
+            first = said.pop()
+            assert await self._send(index, self._request(index, key=key))
+            assert said[-1] == first
+
+    async def best_of_n(self, index: int, kind: str, *, num_asked: int, at_once: bool, takes: bool) -> None:
+        """Ask the same n times, and go on with one answer or with none; each of them counts."""
+        self._go_on(index, kind)
+        dialect, said = self.conversations[index]
+        copies = [self._copy(dialect, said) for _ in range(num_asked)]
+        if at_once:
+            await asyncio.gather(*map(self.answer, copies))
+        else:
+            for copy in copies:
+                await self.answer(copy)
+        found = self.conversations[-num_asked:]
+        del self.conversations[-num_asked:]
+        if takes:
+            self.conversations[index] = found[-1]
+
+    def _copy(self, dialect: str, said: list[dict[str, Any]]) -> int:
+        self.conversations.append((dialect, [*said]))
+        return len(self.conversations) - 1
 
 
-OPERATIONS = ("turn", "turn", "branch", "compact", "delegate", "hang up", "twice", "twice with a key", "cut", "at once")
-STEP = st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 5), st.integers(0, 5), st.sampled_from(KINDS))
+OPERATIONS = ("turn", "turn", "branch", "compact", "delegate", "hang up", "best of n", "with a key", "at once")
+STEP = st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 5), st.integers(0, 7), st.sampled_from(KINDS))
+CLIENTS = st.builds(Client, counts=st.booleans(), streams=st.booleans())
 
 
 async def grow(agents: Agents, steps: list[tuple[str, int, int, str]], dialects: list[str]) -> None:
@@ -275,88 +341,101 @@ async def grow(agents: Agents, steps: list[tuple[str, int, int, str]], dialects:
             case "turn":
                 await agents.turn(index, kind)
             case "branch":
-                await agents._answer(agents.branch(index, at, kind))
+                await agents.answer(agents.branch(index, at, kind))
             case "compact":
-                await agents._answer(agents.begin(dialect, kind))
+                await agents.answer(agents.begin(dialect, kind))
             case "delegate":
-                await agents._answer(agents.begin(dialect, kind, "You are a helper."))
+                await agents.answer(agents.begin(dialect, kind, "You are a helper."))
             case "hang up":
-                await agents.retry_given_up(index, kind)
-            case "twice" | "twice with a key":
-                await agents.ask_twice(index, kind, has_key=operation != "twice")
-            case "cut":
-                await agents.cut_stream(index, kind, is_read=at % 2 == 0, goes_on=at < 3)
-            case "at once":
-                # Two clients, and a third one that begins as the first.
-                fork = agents.branch(index, at, kind)
-                other = agents.begin(dialect, kind, "You are a helper.")
-                same = [agents.conversations[other][1][1]]
-                third = agents.begin(dialect, kind, "You are a helper.")
-                agents.conversations[third][1][1:] = same
-                await asyncio.gather(*map(agents._answer, (fork, other, third)))
+                await agents.hang_up(index, kind, after_bytes=at % 2 == 0, goes_on=at < 6)
+            case "best of n":
+                await agents.best_of_n(index, kind, num_asked=2 + at % 2, at_once=at < 4, takes=which < 4)
+            case "with a key":
+                await agents.ask_twice_with_a_key(index, kind)
+            case "at once":  # two clients of the episode
+                fork, other = agents.branch(index, at, kind), agents.begin(dialect, kind, "You are a helper.")
+                await asyncio.gather(agents.answer(fork), agents.answer(other))
 
 
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+@contextmanager
+def serve_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     root = put_run(str(tmp_path_factory.mktemp("trees") / "root"), RunConfig(model="scripted", env=("moar_cats",)))
     with served(root, scripted_agent(script)) as here:
         yield here
 
 
-def grow_and_check(gateway: ServedGateway, steps: list[Any], dialects: list[str]) -> None:
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    with serve_in(tmp_path_factory) as here:
+        yield here
+
+
+def grow_and_check(
+    gateway: ServedGateway, steps: list[Any], dialects: list[str], as_client: Client
+) -> tuple[int, Counter[str]]:
+    """Returns the number of sampled calls, and the tokens by where they went."""
     first = len(gateway.agent.engine.log)
     episode = gateway.open_episode()
 
-    async def run() -> None:
+    async def run() -> set[str]:
         async with httpx2.AsyncClient(timeout=60, verify=False) as client:
-            await grow(Agents(episode, client), steps, dialects)
+            agents = Agents(episode, client, as_client)
+            await grow(agents, steps, dialects)
+            return agents.lost
 
-    asyncio.run(run())
+    lost = asyncio.run(run())
     gateway.wait_until_idle()
     episode.seal()
     assert episode.post(*chat_body([{"role": "user", "content": "1: text"}])).status_code == 409
     calls = read_calls(gateway.root, episode.episode_id, episode.attempt)
-    where = check_account(gateway.agent.engine.log[first:], [gateway.assembly(episode)], calls)
-    # Only requests that were sent more than once leave tokens untrained, and stop texts.
-    repeats = {step[0] for step in steps} & {"hang up", "twice", "cut", "at once"}
-    assert where.keys() <= {"trained", "undelivered"} | ({"retry", "unresolved"} if repeats else set())
+    found, log = gateway.assembly(episode), gateway.agent.engine.log[first:]
+    where = check_account(log, [found], calls)
+    # Only answers that a client may have lost, and asked for again, leave tokens untrained; and the texts that stop.
+    digests = dict(zip(calls["call_id"].to_pylist(), calls["request_digest"].to_pylist(), strict=True))
+    dropped = {digests[row.call_id] for row in found.audit if row.reason in ("retry", "unresolved")}
+    assert dropped <= lost
+    assert where.keys() <= {"trained", "undelivered", "retry", "unresolved"}
+    return sum(sample.completion is not None for sample in log), where
 
 
 def tree_test(num_examples: int, num_steps: int) -> Any:
-    check = given(
-        st.lists(STEP, max_size=num_steps), st.lists(st.sampled_from(sorted(DIALECTS)), min_size=1, max_size=3)
-    )
-    limits = settings(
-        max_examples=num_examples, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-    )
+    some_dialects = st.lists(st.sampled_from(sorted(DIALECTS)), min_size=1, max_size=3)
+    check = given(st.lists(STEP, max_size=num_steps), some_dialects, CLIENTS)
+    quiet = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    limits = settings(max_examples=num_examples, suppress_health_check=quiet)
     return lambda function: limits(check(function))
 
 
 @tree_test(3, 4)
 def test_each_sampled_token_of_a_small_tree_is_trained_once_or_accounted_for(
-    gateway: ServedGateway, steps: list[Any], dialects: list[str]
+    gateway: ServedGateway, steps: list[Any], dialects: list[str], as_client: Client
 ) -> None:
-    grow_and_check(gateway, steps, dialects)
+    grow_and_check(gateway, steps, dialects, as_client)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@tree_test(200, 20)
+@tree_test(40, 20)
 def test_each_sampled_token_of_a_large_tree_is_trained_once_or_accounted_for(
-    gateway: ServedGateway, steps: list[Any], dialects: list[str]
+    tmp_path_factory: pytest.TempPathFactory, steps: list[Any], dialects: list[str], as_client: Client
 ) -> None:
-    grow_and_check(gateway, steps, dialects)
+    # A root for each, since the calls of an episode are found among all that are stored.
+    with serve_in(tmp_path_factory) as gateway:
+        grow_and_check(gateway, steps, dialects, as_client)
 
 
-def test_a_request_that_is_sent_again_is_sampled_once(gateway: ServedGateway) -> None:
-    first = len(gateway.agent.engine.log)
-    steps = [
-        ("hang up", 0, 0, "call"),
-        ("turn", 0, 0, "text"),
-        ("cut", 0, 2, "text"),
-        ("twice with a key", 0, 0, "text"),
-    ]
-    grow_and_check(gateway, steps, ["chat"])
-    # Asked again with a higher retry count, and with the same key: one call each. What follows the cut stream is
-    # another request, which does not stream: two calls.
-    assert len(gateway.agent.engine.log) - first == 5
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_lost_answer_is_sampled_again_only_if_the_client_counts_no_retries_and_then_one_of_both_trains(
+    gateway: ServedGateway, counts: bool
+) -> None:
+    steps = [("hang up", 0, 1, "call"), ("turn", 0, 0, "text"), ("with a key", 0, 0, "text"), ("hang up", 0, 7, "text")]
+    sampled, where = grow_and_check(gateway, steps, ["chat"], Client(counts=counts, streams=False))
+    assert sampled == (4 if counts else 5)
+    assert ("retry" in where) == (not counts)
+
+
+@pytest.mark.parametrize(("dialect", "counts"), [("responses by id", True), ("chat", False)])
+def test_best_of_n_trains_all_n_answers(gateway: ServedGateway, dialect: str, counts: bool) -> None:
+    steps = [("best of n", 0, 1, "text"), ("best of n", 5, 5, "text"), ("turn", 0, 0, "text")]
+    sampled, where = grow_and_check(gateway, steps, [dialect], Client(counts=counts, streams=counts))
+    assert sampled == 3 + 3 + 1
+    assert where.keys() == {"trained"}

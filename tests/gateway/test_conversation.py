@@ -23,7 +23,7 @@ from ludic.agents.tools.formats import likely_format, make_tool_format
 from ludic.engines.engine import Completion, Engine, GenerationRequest, SamplingParams
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import EngineError
-from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, Sampled, StoredCall
+from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, SampledCall, StoredCall
 from ludic.gateway.conversation import EngineBackend
 from ludic.gateway.dialects import DIALECTS
 from ludic.gateway.matching import longest_known, tools_digest
@@ -119,7 +119,7 @@ class Talk:
         )
         self.backend = make_backend(self.engine, tokenizer, len(tokenizer), keep_thinking=self.keep_thinking)
 
-    def ask(self, messages: Sequence[Message], said: str | Turn, **options: Any) -> tuple[Prompt, Sampled]:
+    def ask(self, messages: Sequence[Message], said: str | Turn, **options: Any) -> tuple[Prompt, SampledCall]:
         """Make a call, and store it."""
         params = options.pop("params", SamplingParams(max_tokens=500))
         request = CallRequest(dialect=options.pop("dialect", "chat"), messages=tuple(messages), **options)

@@ -1,5 +1,6 @@
 """The calls of an episode in memory: which one a request repeats, replays, ids, shared tokens."""
 
+import asyncio
 import re
 import tracemalloc
 from datetime import UTC, datetime
@@ -7,12 +8,12 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from ludic.gateway.calls import Answer, Caller, CallRequest, RefusedCallError, StoredCall
+from ludic.gateway.calls import Answer, Caller, CallRequest, Delivery, RefusedCallError, StoredCall
 from ludic.gateway.episode_calls import EpisodeCalls, HeldCall
 from ludic.records.rollout import Message, ToolCall
 
 
-def caller(digest: str, key: str | None = None, retry: int = 0) -> Caller:
+def caller(digest: str, key: str | None = None, retry: int | None = 0) -> Caller:
     return Caller(request_digest=digest, idempotency_key=key, retry_count=retry)
 
 
@@ -61,11 +62,45 @@ def test_equal_requests_are_two_calls_and_a_retry_repeats_the_one_without_an_ans
     calls = EpisodeCalls()
     first, second = make(calls, caller("a")), make(calls, caller("a"))
     assert calls.find(caller("a")) is None
-    second.was_answered, first.was_answered = False, True
+    first.deliveries.append(Delivery(state="sent"))
     assert calls.find(caller("a", retry=1)) is second
     assert calls.find(caller("a", retry=1)) is first  # the second was repeated once; this is another client's retry
     assert calls.find(caller("a", retry=2)) is second
     assert calls.find(caller("b", retry=1)) is None  # its first request never arrived
+
+
+async def hung_up() -> bool:
+    return True
+
+
+async def waits() -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("retry", "delivery", "is_repeated"),
+    [
+        (None, Delivery(state="lost"), True),
+        (None, Delivery(is_gone=hung_up), True),
+        (None, None, True),  # of an earlier life
+        (1, Delivery(state="lost"), True),
+        (0, Delivery(state="lost"), False),  # the client says that it is another call
+        (None, Delivery(state="sent"), False),
+        (None, Delivery(is_gone=waits), False),
+        (None, Delivery(), False),
+    ],
+)
+def test_an_equal_request_may_repeat_one_whose_answer_is_lost(retry, delivery, is_repeated):
+    calls, asked = EpisodeCalls(), caller("a", retry=retry)
+    first = make(calls, caller("a", retry=None))
+    first.deliveries += [delivery] if delivery is not None else []
+    second, third = calls.begin(asked, None), calls.begin(asked, None)
+    for call in (second, third):
+        call.deliveries.append(Delivery(state="lost"))
+        call.retry_of = asyncio.run(calls.maybe_repeated(call, asked))
+    assert second.retry_of == (first.call_id if is_repeated else None)
+    # A chain names its first call; the second one's answer is lost in any case.
+    assert third.retry_of == (first.call_id if is_repeated else None if retry == 0 else second.call_id)
 
 
 def test_an_idempotency_key_names_one_call_with_one_body():
@@ -114,11 +149,12 @@ def test_a_replay_answers_until_the_first_other_request_and_numbers_calls_as_an_
 
 
 def test_calls_of_an_earlier_life_keep_their_numbers():
-    found = earlier("a", "b", "b", "c", unfinished="")
+    found = earlier("a", "b", "b", "c", "c", unfinished="")
     found[1].state, found[2].retry_of = "failed", found[1].call_id
+    found[4].retry_of = found[3].call_id  # both were sampled, each with its own seed
     calls = EpisodeCalls(found)
-    assert [call.number for call in found] == [0, 1, 1, 2]
-    assert make(calls, caller("d")).number == 3
+    assert [call.number for call in found] == [0, 1, 1, 2, 3]
+    assert make(calls, caller("d")).number == 4
     assert calls.find(caller("c", retry=1)) is found[3]
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import hashlib
+import threading
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager
@@ -169,9 +170,14 @@ async def test_a_call_goes_on_without_its_client_and_its_retry_gets_the_answer(r
         with pytest.raises(asyncio.CancelledError):
             await gone
         other = await ask(gateway, episode, "other")
+        # It asks again, once without and once with a count of its retries.
+        unknown = await ask(gateway, episode, "hi")
         assert (await ask(gateway, episode, "hi", retry_count=1)).message.content == "0"
         assert other.message.content == "1"
-        assert len(stored(root, episode)["call"]) == 2
+        await ask(gateway, episode, "hi")  # the answer has come by now: it is another call
+        rows = stored(root, episode)["call"]
+        assert [row["retry_of"] for row in rows] == [None, None, rows[0]["call_id"], None]
+        assert [row["call_id"] for row in rows][2] == unknown.call_id
 
 
 @in_loop
@@ -397,3 +403,47 @@ async def test_a_program_that_runs_again_gets_its_stored_answers_and_then_sample
         await ask(gateway, episode, "else")
         assert gateway.counts(episode).num_replayed_calls == 3
         assert gateway.engine.log == []
+
+
+@in_loop
+async def test_an_answer_that_held_a_secret_is_never_given_again_with_the_secret_masked(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "kFp3-9qLw-77aZ-x0"
+    monkeypatch.setenv("OF_A_TOOL_API_KEY", secret)
+
+    def script(asked: Asked) -> str:
+        return says(f"the key is {secret}") if asked.prompt.count("hello") == 1 else says("done")
+
+    async with serving(root, script) as gateway:
+        episode = await gateway.open_episode(episode_id="e", seed=9)
+        first = await ask(gateway, episode, "hello")
+        assert secret in first.message.content
+        assert await ask(gateway, episode, "hello", retry_count=1) == first
+        await ask(gateway, episode, "hello", first.message.content, "hello")
+    files = [path.read_bytes() for path in Path(root.path).rglob("*") if path.is_file()]
+    assert not [data for data in files if secret.encode() in data]
+    async with serving(root, script) as gateway:  # the agent goes on, and tries again
+        episode = await gateway.find(episode.key)
+        again = await ask(gateway, episode, "hello", retry_count=1)
+        assert again.call_id != first.call_id
+        assert again.message == first.message
+    async with serving(root, script) as gateway:  # the agent is started again
+        episode = await gateway.open_episode(episode_id="e", replay=True)
+        third = await ask(gateway, episode, "hello")
+        assert third.message == first.message
+        await ask(gateway, episode, "hello", third.message.content, "hello")
+        assert gateway.counts(episode).num_replayed_calls == 1
+        await gateway.seal(episode)
+        assert newest_episode_claim(root, "e", 1).left_behind == [first.call_id, again.call_id]
+
+
+@in_loop
+async def test_wrong_keys_start_few_threads(root: Root) -> None:
+    async with serving(root) as gateway:
+        await gateway.open_episode(episode_id="e")
+        before = threading.active_count()
+        tries = [asyncio.ensure_future(gateway.find(f"wrong {number}", "e", 1)) for number in range(300)]
+        await asyncio.sleep(0)
+        assert threading.active_count() - before <= 64
+        assert {(await refusal(each)).reason for each in tries} == {"wrong_key"}

@@ -125,5 +125,5 @@ def test_the_gateways_own_key_posts_the_score_of_a_sealed_episode_and_its_own_ke
         again = httpx2.post(score, json={"reward": 1.0}, headers=own)
         assert (again.status_code, "the first one counts" in again.text) == (409, True)
         other = httpx2.post(f"{server.url}/e/{episode.episode_id}/2/score", json={"reward": 1.0}, headers=own)
-        assert other.status_code == 200  # attempt 2 is opened by its first request, and scored
+        assert other.status_code == 404  # only a call opens an episode
     assert newest_episode_claim(root, episode.episode_id, 1).reward == 0.5

@@ -77,7 +77,7 @@ def test_open_episodes_of_lives_and_of_workers_are_left_alone_and_those_of_ended
     sealed = newest_episode_claim(run, "e", 1)
     assert (sealed.number, sealed.end, sealed.sealed_at is not None) == (2, "complete", True)
     assert report.left == {
-        "g": "is open at a gateway that lives, or did within its lease",
+        "g": "is open at a gateway that lives, or did within its lease; seal it, or stop the gateway",
         "w": "is an episode of a worker, which makes its rows",
     }
 
@@ -113,7 +113,7 @@ def test_the_audit_says_of_each_call_where_its_tokens_are(run: Root):
     life = claim_life(run, "http://a")
     calls = Calls("e")
     first = calls.add([1], [2, 3])
-    calls.add([1], [4], request_digest="request 0")  # a retry; the first was extended
+    calls.add([1], [4], retry_of=first["call_id"])  # the first was extended
     calls.add([*whole(first), 5], [6], undelivered_tokens=np.array([7, 7], np.int32))
     calls.add([*whole(first), 8], [9, 9, 9])
     calls.add([], [], event="intent")

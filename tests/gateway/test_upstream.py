@@ -13,10 +13,10 @@ from ludic.app.cli.main import main
 from ludic.app.launch.gateway import split_command
 from ludic.engines.engine import SamplingParams
 from ludic.errors import ConfigError
-from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, Sampled, StoredCall
+from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, SampledCall, StoredCall
 from ludic.gateway.config import UpstreamSettings
 from ludic.gateway.server import new_loop
-from ludic.gateway.upstream import NO_LIMIT, UpstreamBackend, check_upstream
+from ludic.gateway.upstream import NO_LIMIT, UpstreamBackend, check_upstream, find_model
 from ludic.records.rollout import Message, ToolCall
 from ludic.root.gateways import episode_claims
 from ludic.root.root import Root
@@ -38,10 +38,10 @@ def sample(
     params: SamplingParams | None = None,
     earlier: tuple[StoredCall, ...] = (),
     times: int = 1,
-) -> tuple[Sampled, Prompt]:
+) -> tuple[SampledCall, Prompt]:
     request = request or CallRequest(dialect="messages", messages=(Message(role="user", content="hello"),))
 
-    async def ask() -> tuple[Sampled, Prompt]:
+    async def ask() -> tuple[SampledCall, Prompt]:
         async with UpstreamBackend(check_upstream(upstream.url), "theirs", UpstreamSettings()) as backend:
             for _ in range(times):
                 prompt = await backend.prepare(request, earlier)
@@ -180,6 +180,30 @@ def test_the_url_of_an_upstream_holds_no_secret(url: str) -> None:
     assert "pass@" not in str(found.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "status", "body", "words"),
+    [
+        ("", 401, {"error": "no key"}, r"/models answered 401: .*; the variable LUDIC_UPSTREAM_KEY .* is not set$"),
+        (
+            KEY,
+            403,
+            {"error": KEY},
+            r"/models answered 403: .*; the variable LUDIC_UPSTREAM_KEY .* is not the server's$",
+        ),
+        (KEY, 404, b"<html>no page</html>", r"/models answered 404: a web page; give --model NAME, or correct --upstr"),
+        (KEY, 200, b"<html>hello</html>", r"/models answered no list of models; give --model NAME, or correct --upstr"),
+    ],
+)
+def test_a_server_without_a_list_of_models_is_refused_with_what_to_do(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, key: str, status: int, body: Any, words: str
+) -> None:
+    monkeypatch.setenv("LUDIC_UPSTREAM_KEY", key)
+    upstream.models = (status, body)
+    with pytest.raises(ConfigError, match=words) as found, new_loop() as loop:
+        loop.run(find_model(check_upstream(upstream.url), UpstreamSettings()))
+    assert KEY not in str(found.value)
+
+
 def test_a_command_must_be_a_program() -> None:
     for command in ("", "no-such-program a", "python 'a"):
         with pytest.raises(ConfigError, match="command"):
@@ -188,11 +212,13 @@ def test_a_command_must_be_a_program() -> None:
 
 @pytest.mark.slow
 def test_the_command_records_a_program_as_an_episode(
-    upstream: Upstream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    upstream: Upstream, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("LUDIC_UPSTREAM_KEY", KEY)
+    monkeypatch.setenv("LUDIC_GATEWAY_KEY", KEY)
     upstream.answers = [(200, {}, answer())]
     agent = tmp_path / "agent.py"
-    agent.write_text(PROGRAM)
+    agent.write_text(f"import os\nassert {KEY!r} not in os.environ.values()\n{PROGRAM}")
     url = str(tmp_path / "run")
     command, port = f"{sys.executable} {agent}", str(free_port())
     with pytest.raises(SystemExit) as ended:

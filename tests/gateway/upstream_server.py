@@ -44,6 +44,8 @@ class Upstream:
 
     url: str = ""
     answers: list[tuple[int, Mapping[str, str], Any]] = field(default_factory=list)
+    models: tuple[int, Any] = (200, {"data": [{"id": "theirs"}]})
+    """Its answer that lists its models: status and body."""
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
 
@@ -57,7 +59,7 @@ def upstream_server() -> Iterator[Upstream]:
             pass
 
         def do_GET(self) -> None:
-            self._send(200, {}, {"data": [{"id": "theirs"}]})
+            self._send(here.models[0], {}, here.models[1])
 
         def do_POST(self) -> None:
             here.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))

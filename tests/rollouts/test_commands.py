@@ -138,6 +138,7 @@ def test_a_command_that_can_never_run_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.py").write_text("")
     for command, words in (
+        ("cat {exmple}", r"has \{exmple\}, which nothing replaces; did you mean \{example\}\?"),
         ("", "agent_command is empty"),
         ("sh 'open", "can't be split into words"),
         ("nonesuch {prompt}", "there is no program 'nonesuch' on this machine"),

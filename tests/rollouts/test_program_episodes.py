@@ -1,8 +1,11 @@
 """Episodes of agents that make their own calls: their rows, scores, failures, and what a second life finds of them."""
 
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,12 @@ from ludic.agents.agent import Agent
 from ludic.environments.environment import Example, Score, tool
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.single_turn import SingleTurn
-from ludic.errors import ConfigError, EngineError
+from ludic.errors import ConfigError, EngineError, FencedError
 from ludic.records.rollout import Message, Rollout
 from ludic.rollouts.sampler import GroupSampler, check_agent, episodes_of_run
-from ludic.root.gateways import newest_episode_claim
+from ludic.root.gateways import episode_claims, held_life, newest_episode_claim
 from ludic.root.root import Root
+from ludic.root.rows.calls import read_all_calls
 from ludic.run.config import RunConfig
 from ludic.run.run_json import put_run
 
@@ -193,6 +197,54 @@ def test_an_error_of_the_engine_ends_everything(tmp_path: Path) -> None:
         sample(tmp_path, agent, **settings(tmp_path))
 
 
+@pytest.mark.slow  # waits for the renewal of a lease
+def test_a_worker_whose_gateway_lost_its_lease_ends_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ludic.rollouts.program_gateway.held_life", partial(held_life, lease_s=1.0))
+    loses = """
+    import asyncio, pathlib, shutil
+    life = pathlib.Path(__file__).parent / "root" / "gateways" / "1.json"
+    text = await ask(base_url, api_key, model, example["messages"])
+    if life.exists() and not life.with_suffix(".new").exists():
+        life.unlink()  # as if another gateway had taken its place while this process was paused
+    while not life.parent.joinpath("2.json").exists() and not life.with_suffix(".new").exists():
+        await asyncio.sleep(0.05)
+    return text["content"]
+"""
+    source = f"{HTTP}\nasync def run(example, base_url, api_key, model):{loses}"
+    with pytest.raises(FencedError, match=r"gateways/1.json (is not of this gateway|was not renewed for 1 s)"):
+        sample(
+            tmp_path, scripted_agent(lambda asked: "abc"), timeout_s=None, group_size=1, **settings(tmp_path, source)
+        )
+    Path(tmp_path, "root", "gateways", "1.new").touch()
+    agent = scripted_agent(lambda asked: "other")
+    rows = sample(tmp_path, agent, group_size=1, **settings(tmp_path, source))
+    assert [row.environment_steps[0].action for row in rows] == ["abc"]
+    assert agent.engine.log == []
+
+
+def test_a_call_that_the_agent_left_behind_does_not_hold_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ludic.rollouts.program_gateway._DRAIN_S", 0.1)
+    body = """
+    import asyncio
+    behind = asyncio.ensure_future(ask(base_url, api_key, model, [{"role": "user", "content": "hang"}]))
+    text = await ask(base_url, api_key, model, example["messages"])
+    await asyncio.sleep(0.1)
+    behind.add_done_callback(lambda task: task.cancelled() or task.exception())
+    return text["content"]
+"""
+    agent = scripted_agent(lambda asked: Turn(text="abc", delay_s=600 if "hang" in asked.prompt else 0))
+    source = f"{HTTP}\nasync def run(example, base_url, api_key, model):{body}"
+    rows = sample(tmp_path, agent, timeout_s=0.8, group_size=1, **settings(tmp_path, source))
+    assert [(row.error, row.num_turns, row.episode_reward) for row in rows] == [(None, 1, 3.0)]
+    stored = read_all_calls(Root.open(str(tmp_path / "root"))).to_pylist()
+    failed = [row["error"] for row in stored if row["event"] == "failed"]
+    assert failed == ["the episode ended before this call was answered"]
+
+
 def test_an_episode_that_takes_too_long_is_truncated_with_its_calls(tmp_path: Path) -> None:
     source = TWO_TURNS.replace("    return", "    import asyncio; await asyncio.sleep(60)\n    return")
     rows = sample(tmp_path, scripted_agent(lambda asked: "abc"), timeout_s=0.3, **settings(tmp_path, source))
@@ -224,6 +276,14 @@ def test_a_command_is_scored_and_what_it_left_is_kept(
 def test_a_command_without_a_call_says_why(tmp_path: Path) -> None:
     (row, _) = sample(tmp_path, scripted_agent(["x"]), agent_command="sh -c 'echo no key >&2; exit 4'")
     assert row.error == "the agent's command made no call of the model; exit code 4, last output: no key"
+
+
+def test_a_score_that_the_run_does_not_take_is_refused(tmp_path: Path) -> None:
+    (row, _) = sample(tmp_path, scripted_agent(lambda asked: "cats"), **command(tmp_path, "post"))
+    assert (row.episode_reward, row.metadata["exit_code"]) == (4.0, "1")
+    assert "HTTP Error 400" in row.metadata["last_output"]
+    (claim, _) = episode_claims(Root.open(str(tmp_path / "root")))
+    assert claim.reward == 4.0
 
 
 def test_posted_scores_that_do_not_come_fail_the_episode(tmp_path: Path) -> None:
@@ -346,3 +406,52 @@ def test_a_harness_that_is_not_installed_is_refused_at_the_start(monkeypatch: py
         check_agent(RunConfig(model="m", env=("moar_cats",), agent="codex"))
     with pytest.raises(ConfigError, match="agent 'codx' is unknown; did you mean 'codex'"):
         check_agent(RunConfig(model="m", env=("moar_cats",), agent="codx"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        ("os.mkfifo(answer)", "no plain file"),
+        ("Path.home().rmdir(); Path.home().write_text('')", None),
+        ("import shutil; shutil.rmtree(Path.home().parent)", "No such file or directory"),
+        # As Go's cache of modules is.
+        ("Path('cache').mkdir(); Path('cache/module').write_text(''); Path('cache').chmod(0o500)", None),
+        ("answer.write_text(os.environ['OPENAI_API_KEY'])", None),
+        # What it is led to stays.
+        ("Path('../work').rename('../old'); Path('../work').symlink_to(os.environ['PRECIOUS'])", None),
+    ],
+    ids=["pipe", "home", "all", "read-only", "key", "link"],
+)
+def test_a_command_that_spoils_its_folder_spoils_its_episode_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, error: str | None
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("PRECIOUS", str(tmp_path / "precious"))
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/file").write_text("")
+    given = command(tmp_path, agent_variables=("PRECIOUS",), score_command="true", group_size=1)
+    (tmp_path / "program.py").write_text(
+        COMMAND.replace("sys.exit", f"answer = Path(os.environ['LUDIC_ANSWER'])\n{act}\nsys.exit")
+    )
+    (row,) = sample(tmp_path, scripted_agent(lambda asked: "cats"), **given)
+    assert (row.error is None) == (error is None), row.error
+    assert error is None or error in row.error
+    assert "sk-ludic-" not in repr(row)
+    assert [*tmp_path.glob("ludic-agents-*/*")] == []
+    assert (tmp_path / "precious/file").is_file()
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_too_deep_to_be_deleted_ends_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    given = command(tmp_path, group_size=1)
+    deep = "for _ in range(1_500):\n    os.mkdir('d')\n    os.chdir('d')\n"
+    (tmp_path / "program.py").write_text(COMMAND.replace("sys.exit", f"{deep}sys.exit"))
+    (row,) = sample(tmp_path, scripted_agent(lambda asked: "cats"), **given)
+    assert (row.episode_reward, row.error) == (4.0, None)
+    left = [*tmp_path.glob("ludic-agents-*/*")]
+    assert (len(left) == 1) == ("could not be deleted" in caplog.text)
+    subprocess.run(["rm", "-rf", *left], check=True)

@@ -4,7 +4,7 @@ Raises ConfigError if the target exists, QueryError if the SQL fails.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -51,16 +51,9 @@ def export_text(
     sink = new_sink(target)
     if sql is not None:
         with open_result([root], sql, rows_a_batch=_ROWS_A_BATCH) as result:
-            return write_rows(result.schema.names, plain_rows(result), sink)
-    result = whole_rows(root, table, _matching(root, table, where))
-    return write_rows(result.schema.names, _resolved_rows(result), sink)
-
-
-def chosen_rows(root: Root, table: Folder, where: str | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a table that match `where`, as plain values by column."""
-    result = whole_rows(root, table, _matching(root, table, where))
-    for values in _resolved_rows(result):
-        yield dict(zip(result.schema.names, values, strict=True))
+            return _write(result.schema.names, plain_rows(result), sink)
+    result = whole_rows(root, table, matching_ids(root, table, where))
+    return _write(result.schema.names, _resolved_rows(result), sink)
 
 
 def new_sink(target: str | BinaryIO | None) -> Path | BinaryIO:
@@ -78,7 +71,7 @@ def new_sink(target: str | BinaryIO | None) -> Path | BinaryIO:
     return path
 
 
-def _matching(root: Root, table: Folder, where: str | None) -> set[str] | None:
+def matching_ids(root: Root, table: Folder, where: str | None) -> set[str] | None:
     """Return the ids of the rows that match `where`; None means all rows."""
     if where is None:
         return None
@@ -96,9 +89,7 @@ def _resolved_rows(result: pa.RecordBatchReader) -> Iterator[list[Any]]:
         yield [row[name] for name in names]
 
 
-def write_rows(
-    names: Sequence[str], rows: Iterable[list[Any]], sink: Path | BinaryIO, format: str = "jsonl"
-) -> TextReport:
+def _write(names: Sequence[str], rows: Iterable[list[Any]], sink: Path | BinaryIO) -> TextReport:
     """Write rows, each with a value for each name, as JSON Lines."""
     num_rows = 0
 
@@ -110,4 +101,4 @@ def write_rows(
 
     with open_sink(sink) as file:
         write_jsonl(names, counted(), file)
-    return TextReport(format=format, location=str(sink) if isinstance(sink, Path) else None, num_rows=num_rows)
+    return TextReport(location=str(sink) if isinstance(sink, Path) else None, num_rows=num_rows)

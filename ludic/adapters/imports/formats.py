@@ -30,10 +30,13 @@ from ludic.adapters.imports.evaluations import inspect as inspect_ai
 from ludic.adapters.imports.evaluations import lighteval, lm_eval, read_inspect, read_lm_eval
 from ludic.adapters.imports.forms import import_form
 from ludic.adapters.imports.records import (
+    FINISH_REASONS,
     ImportRecord,
     NumberedRecords,
     finite_numbers,
     is_number,
+    own_columns,
+    purpose_of,
     read_records,
     to_array,
 )
@@ -42,14 +45,10 @@ from ludic.base import is_data_file, module_file
 from ludic.errors import ConfigError, RefusedRecordError, renamed
 from ludic.records import (
     AgentStep,
-    FinishReason,
     Message,
-    Purpose,
-    WeightSpan,
     add_rewards,
     read_messages,
     read_tools,
-    refusal,
 )
 from ludic.settings import FORMAT, UserFile, describe_failure, digest, find, find_own, packaged_part
 from ludic.settings.user_code import describe
@@ -112,31 +111,9 @@ def jsonl(record: ImportRecord) -> ImportedEpisode | list[ImportedEpisode]:
 
 
 def _jsonl_episode(record: ImportRecord, form: str) -> ImportedEpisode:
-    names = "env_name env_example_id agent_id model engine capture wanted truncation_reason error"
-    integers = ("policy_version", "policy_version_last", "top_k", "max_tokens", "seed")
-    components, reward = finite_numbers(record.object("reward_components")), record.number("episode_reward")
-    if "episode_reward" not in record.values and components:
-        reward = add_rewards(components.values())
-    correct = record.values.get("correct")
-    if isinstance(correct, bool):  # else it is of the user's own, and kept as metadata
-        record.used.add("correct")
-    finish_reason = record.text("finish_reason")
-    if finish_reason is not None and finish_reason not in FINISH_REASONS:
-        raise refusal("finish_reason", finish_reason, ", ".join(FINISH_REASONS))
     return ImportedEpisode(
         rows=[_jsonl_row(record)],
-        columns={name: record.text(name) for name in names.split()}
-        | {name: record.integer(name) for name in integers}
-        | {name: record.number(name) for name in ("temperature", "top_p")}
-        | {
-            "purpose": _purpose(record.text("purpose")),
-            "finish_reason": FINISH_REASONS.get(finish_reason or ""),
-            "episode_reward": reward,
-            "reward_components": components,
-            "correct": correct if isinstance(correct, bool) else None,
-            "weight_versions": _weight_versions(record),
-            "example_columns": _example_columns(record),
-        },
+        columns=own_columns(record),
         prompt=record.get("prompt"),
         group=record.get("group_id"),
         metadata=record.object("metadata"),
@@ -151,22 +128,6 @@ _REDUNDANT = (
     *("segment_index", "parent_segment_index", "trajectory_id"),
 )
 """Columns of an exported row that an import computes itself or drops."""
-
-
-def _example_columns(record: ImportRecord) -> Any:
-    """Return columns of the data set: an object, or its JSON text, as ludic exports it."""
-    columns = record.get("example_columns")
-    if columns is None or isinstance(columns, dict | str):
-        return columns
-    raise refusal("example_columns", columns, "an object, or its JSON text")
-
-
-def _weight_versions(record: ImportRecord) -> tuple[WeightSpan, ...] | None:
-    spans = record.get("weight_versions")
-    try:
-        return msgspec.convert(spans, tuple[WeightSpan, ...] | None)
-    except msgspec.ValidationError:
-        raise refusal("weight_versions", spans, "a list of objects with version, start and end") from None
 
 
 def _jsonl_row(record: ImportRecord) -> ImportedRow | Conversation | Texts:
@@ -274,7 +235,7 @@ def art(record: ImportRecord) -> ImportedEpisode:
     return ImportedEpisode(
         rows=[Conversation(messages=record["messages"], tools=read_tools(record.get("tools")))],
         columns={
-            "purpose": _purpose(record.text("split")),
+            "purpose": purpose_of(record.text("split")),
             "policy_version": record.integer("step"),
             "episode_reward": record.number("reward"),
             "reward_components": finite_numbers(record.object("metrics")),
@@ -282,10 +243,6 @@ def art(record: ImportRecord) -> ImportedEpisode:
         group=record.get("group_index"),
         metadata=record.object("metadata"),
     )
-
-
-def _purpose(text: str | None) -> Purpose:
-    return "train" if text in (None, "", "train") else "eval"
 
 
 def _step(record: ImportRecord) -> int:
@@ -299,9 +256,6 @@ def _step(record: ImportRecord) -> int:
 
 
 Json = Mapping[str, Any]
-
-FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "tool_calls": "stop", "length": "length"}
-"""finish_reason of the rollouts table, by OpenAI's name."""
 
 _TRUNCATION_REASONS = {
     "max_turns": "max_steps",
@@ -456,7 +410,8 @@ def _add_sampled(builder: RowBuilder, index: int, node: Json) -> list[Completion
 # --- The formats -----------------------------------------------------------------------------------------
 
 ART = ImportFormat(function=art, path=r"trajectories/(?P<split>[^/]+)/(?P<step>\d+)\.parquet$", grows=False)
-ATIF = ImportFormat(function=atif, read=read_atif, files=r"trajectory[^/]*\.json$", grows=False)
+# An agent may write its trajectory after each step.
+ATIF = ImportFormat(function=atif, read=read_atif, files=r"trajectory[^/]*\.jsonl?$")
 INSPECT = ImportFormat(function=inspect_ai, read=read_inspect, env_field="log.task", files=r"\.eval$", grows=False)
 JSONL = ImportFormat(function=jsonl)
 LIGHTEVAL = ImportFormat(function=lighteval, env_field="doc.task_name", files=r"details_[^/]*\.parquet$", grows=False)

@@ -14,12 +14,23 @@ from functools import partial
 from typing import Any
 
 import fsspec
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from ludic.base import read_rows, table_rows
 from ludic.errors import ConfigError, RefusedRecordError
-from ludic.records import ArrayColumn, Columns, Ragged, array_columns, refusal
+from ludic.records import (
+    ArrayColumn,
+    Columns,
+    FinishReason,
+    Purpose,
+    Ragged,
+    WeightSpan,
+    add_rewards,
+    array_columns,
+    refusal,
+)
 from ludic.settings import check_url
 
 NumberedRecords = Iterator[tuple[int, dict[str, Any] | str]]
@@ -124,7 +135,7 @@ class ImportRecord:
     def columns(self) -> Columns:
         """Return the arrays of a row that it has, by the name of their column."""
         found = {
-            column.name: self._get([column.name], partial(_to_values, column), _wanted(column))
+            column.name: self._get([column.name], partial(to_values, column), _wanted(column))
             for column in array_columns().values()
         }
         return {name: values for name, values in found.items() if values is not None}
@@ -172,7 +183,7 @@ _KINDS = {"i": "iu", "f": "iuf", "b": "biu"}
 """Kinds of NumPy types that may be converted to each kind."""
 
 
-def _to_values(column: ArrayColumn, values: Any) -> Any:
+def to_values(column: ArrayColumn, values: Any) -> Any:
     """Convert what a file has to the values of a column. Raises ValueError if it does not fit."""
     if not column.ragged:
         return to_array(values, column.dtype, column.num_dimensions)[()]
@@ -246,3 +257,75 @@ def _to_object(value: Any) -> dict[str, Any]:
     if not isinstance(parsed, Mapping | None):
         raise ValueError
     return dict(parsed or {})
+
+
+# --- Columns under ludic's own names ----------------------------------------------------------------------
+
+
+FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "tool_calls": "stop", "length": "length"}
+"""finish_reason of the rollouts table, by OpenAI's name."""
+
+_TEXTS = (
+    "env_name",
+    "env_example_id",
+    "agent_id",
+    "model",
+    "engine",
+    "capture",
+    "wanted",
+    "truncation_reason",
+    "error",
+)
+_INTEGERS = ("policy_version", "policy_version_last", "top_k", "max_tokens", "seed")
+
+
+def own_columns(record: ImportRecord) -> dict[str, Any]:
+    """Return the columns of an episode in a record that has them under the names of the rollouts table.
+
+    Without episode_reward it is the sum of reward_components. A `correct` that is no bool is the user's own, and kept
+    as metadata.
+    """
+    components, reward = finite_numbers(record.object("reward_components")), record.number("episode_reward")
+    if "episode_reward" not in record.values and components:
+        reward = add_rewards(components.values())
+    correct = record.values.get("correct")
+    if isinstance(correct, bool):
+        record.used.add("correct")
+    return {
+        **{name: record.text(name) for name in _TEXTS},
+        **{name: record.integer(name) for name in _INTEGERS},
+        **{name: record.number(name) for name in ("temperature", "top_p")},
+        "purpose": purpose_of(record.text("purpose")),
+        "finish_reason": finish_reason_of(record.text("finish_reason")),
+        "episode_reward": reward,
+        "reward_components": components,
+        "correct": correct if isinstance(correct, bool) else None,
+        "weight_versions": _weight_versions(record),
+        "example_columns": _example_columns(record),
+    }
+
+
+def purpose_of(text: str | None) -> Purpose:
+    return "train" if text in (None, "", "train") else "eval"
+
+
+def finish_reason_of(text: str | None) -> FinishReason | None:
+    if text is not None and (not isinstance(text, str) or text not in FINISH_REASONS):
+        raise refusal("finish_reason", text, ", ".join(FINISH_REASONS))
+    return FINISH_REASONS.get(text or "")
+
+
+def _example_columns(record: ImportRecord) -> Any:
+    """Return columns of the data set: an object, or its JSON text, as ludic exports it."""
+    columns = record.get("example_columns")
+    if columns is None or isinstance(columns, dict | str):
+        return columns
+    raise refusal("example_columns", columns, "an object, or its JSON text")
+
+
+def _weight_versions(record: ImportRecord) -> tuple[WeightSpan, ...] | None:
+    spans = record.get("weight_versions")
+    try:
+        return msgspec.convert(spans, tuple[WeightSpan, ...] | None)
+    except msgspec.ValidationError:
+        raise refusal("weight_versions", spans, "a list of objects with version, start and end") from None

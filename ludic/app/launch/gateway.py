@@ -158,7 +158,12 @@ def _own_engine(url: str, start: GatewayStart, stop: threading.Event) -> Iterato
             "--upstream URL records the calls of another server"
         ) from None
     run = run_of(root)
-    publish_first(root, start.model)
+    try:
+        publish_first(root, start.model)
+    except ConfigError as error:
+        if RECORDED_ENV not in run.env:
+            raise
+        raise ConfigError(f"{error}; --upstream URL goes on recording another server's answers") from error
     with ExitStack() as stack:
         cache = stack.enter_context(temporary_folder("weights"))
         setup = EngineSetup(
@@ -224,7 +229,7 @@ async def _serve(
         await stack.enter_async_context(running(gateway, start.http, own_key_digest=key_digest(own), listener=listener))
         stack.push_async_callback(gateway.drain)
         if start.process.command is not None:
-            return await _run_command(gateway, start.process.command, address, stop)
+            return await _run_command(gateway, start, address, stop)
         for line in _lines(gateway, start, address, own):
             say(line)
         while not stop.is_set():
@@ -264,14 +269,17 @@ def _variables(gateway: Gateway, address: str, episode_id: str, attempt: int, ke
     }
 
 
-async def _run_command(gateway: Gateway, command: str, address: str, stop: threading.Event) -> CommandEpisode:
+async def _run_command(gateway: Gateway, start: GatewayStart, address: str, stop: threading.Event) -> CommandEpisode:
     """Run a command as the agent of an episode, and seal the episode."""
     episode = await gateway.open_episode()
     assert episode.key is not None
-    # The user's own key of Anthropic would be sent beside that of the episode.
-    environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_COMMANDS}
+    assert start.process.command is not None
+    # The user's own key of Anthropic would be sent beside that of the episode; with the server's, calls could pass by
+    # the gateway.
+    hidden = {*_NOT_FOR_COMMANDS, start.upstream.upstream_key}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
     environment |= _variables(gateway, address, episode.episode_id, episode.attempt, episode.key)
-    process = await asyncio.create_subprocess_exec(*split_command(command), env=environment)
+    process = await asyncio.create_subprocess_exec(*split_command(start.process.command), env=environment)
     ended = asyncio.ensure_future(process.wait())
     while not ended.done() and not stop.is_set():
         await asyncio.wait((ended,), timeout=_TICK_S)

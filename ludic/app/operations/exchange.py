@@ -39,8 +39,8 @@ class ExportOptions:
     format: Annotated[str, EXPORTER]
     """Output format. delta and iceberg register the existing files without copying them; run the command again to add
     new files. hf writes a folder of weights, configuration and tokenizer, for transformers and vLLM. inspect writes
-    evaluations as logs of inspect_ai. jsonl, atif and chat write a line for each row: all columns, a trajectory of ATIF
-    v1.7 with token ids and logprobs, or OpenAI's chat messages."""
+    evaluations as logs of inspect_ai. jsonl and chat write a line for each row: all columns, or OpenAI's chat
+    messages. atif writes a trajectory of ATIF v1.7, with token ids and logprobs, for each agent of an episode."""
     table: Literal["rollouts", "evals"] = "rollouts"
     """Table to export."""
     where: str | None = None

@@ -67,7 +67,7 @@ def gateway(
     )
     process = convert(GatewayProcess, parts["process"])
     if process.upstream is None:
-        require("torch", TRAIN, "ludic gateway")
+        require("torch", TRAIN, "ludic gateway without --upstream URL, which records another server's answers")
     from ludic.app.launch.gateway import GatewayStart, run_gateway
     from ludic.app.launch.process import interruptible_unless
 

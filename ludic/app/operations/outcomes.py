@@ -1,5 +1,6 @@
 """Results of operations that have no home below: what was planned, checked, sampled, trained and imported."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -264,7 +265,8 @@ class Assembled(Result):
     def parts(self) -> Iterator[Part]:
         """A sentence, and the tokens by fate."""
         rollouts = f"{plural(self.num_rollouts, 'rollout')} in {plural(self.num_groups, 'group')}"
-        yield f"{self.root}: {plural(self.num_episodes, 'episode')} became {rollouts}"
+        shown = f"; `ludic view {shlex.quote(self.root)}` shows them" if self.num_rollouts else ""
+        yield f"{self.root}: {plural(self.num_episodes, 'episode')} became {rollouts}{shown}"
         if self.num_known:
             yield f"{plural(self.num_known, 'episode')} had rows already"
         if self.num_scores:
@@ -328,9 +330,17 @@ class GatewayEnded(Result):
     """Of the command; 128 + N for signal N."""
 
     def parts(self) -> Iterator[Part]:
-        """A line of the episode, if there was one."""
-        if self.episode_id is not None:
-            yield f"episode {self.episode_id}: {plural(self.num_calls, 'call')}, stored in {self.root}"
+        """A line of the episode, or of all that were served, with what to do next."""
+        next_one = f"`ludic assemble {shlex.quote(self.root)}` makes rollouts"
+        if self.episode_id is None:
+            yield f"the gateway has ended; {next_one} of the calls in {self.root}"
+        elif self.num_calls:
+            yield f"episode {self.episode_id}: {plural(self.num_calls, 'call')}, stored in {self.root}; {next_one}"
+        else:
+            yield (
+                f"episode {self.episode_id}: no call came from the command, which finds the model by OPENAI_BASE_URL "
+                "or ANTHROPIC_BASE_URL; some agents need settings of their own (docs/gateway.md)"
+            )
 
     @property
     def failure(self) -> str | None:

@@ -23,7 +23,7 @@ from ludic.app.show.balance import MOST_WAITING, Balance, find_balance
 from ludic.base import RECORDED_ENV, Result, age, number, of_total, open_console, plural, size, sparkline
 from ludic.base.results import printable
 from ludic.records import Row
-from ludic.root import CheckpointId, LeaseState, OtherTrainer, Policy, Root, other_trainer
+from ludic.root import CheckpointId, EpisodeClaim, LeaseState, OtherTrainer, Policy, Root, other_trainer
 from ludic.run import (
     LEAPS,
     Diagnostic,
@@ -105,6 +105,8 @@ class RunStatus(Result):
     """Samples of the workers by environment, with each known version."""
     evals: Sequence[EvalMeans] = ()
     """Means of the newest version with stored evaluations, by environment."""
+    agent_episodes: Sequence[EpisodeClaim] = ()
+    """Episodes that gateways served in a process of their own."""
     unreadable: Sequence[str] = ()
     """Problems of damaged files, without which the rest is shown."""
     read_totals: "Stats | None" = None
@@ -114,7 +116,7 @@ class RunStatus(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain values; the root by its place."""
-        own = ("root", "history", "evals", "read_totals", "is_out")
+        own = ("root", "history", "evals", "agent_episodes", "read_totals", "is_out")
         others = [each.name for each in fields(self) if each.name not in own]
         values = {name: getattr(self, name) for name in others}
         plain = {name: asdict(each) if is_dataclass(each) else each for name, each in values.items()}  # type: ignore[arg-type]
@@ -123,6 +125,7 @@ class RunStatus(Result):
             **plain,
             "history": {name: list(map(asdict, versions)) for name, versions in self.history.items()},
             "evals": list(map(asdict, self.evals)),
+            "agent_episodes": _ends(self.agent_episodes),
             "balance": self.balance and asdict(self.balance),
             "diagnostics": list(map(str, self.diagnostics())),
             **({} if self.read_totals is None else {"totals": self.read_totals.to_dict()}),
@@ -267,6 +270,9 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
     for problem in status.unreadable:
         yield "unreadable", Text(printable(problem), style="bold red")
     yield "model", Text(printable(f"{run.model}{_batch(status, run)}"))
+    if status.agent_episodes:
+        ends = _ends(status.agent_episodes)
+        yield "agents", Text(", ".join(f"{plural(count, 'episode')} {end}" for end, count in ends.items()))
     yield "trainer", _trainer(status)
     if status.trainer and (computing := describe_computing(status.trainer.config)):
         yield "computes in", Text(printable(computing))
@@ -314,6 +320,11 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
     yield from _diagnostics(steps)
 
 
+def _ends(episodes: Sequence[EpisodeClaim]) -> dict[str, int]:
+    """Return how many episodes ended in each way, or are open; the most frequent first."""
+    return dict(Counter(it.end.replace("_", " ") if it.end else "open" for it in episodes).most_common())
+
+
 def _batch(status: RunStatus, run: RunConfig) -> str:
     """Return the size of a batch; of a recorded run, what its newest step trained on, if it has one."""
     if not is_recorded_run(status.root):
@@ -328,6 +339,11 @@ def _batch(status: RunStatus, run: RunConfig) -> str:
 
 def _trainer(status: RunStatus) -> Text:
     trainer, url = status.trainer, printable(status.root.url)
+    if trainer is None and status.agent_episodes:
+        train = f"`ludic train NEW --offline --sources {url}` trains on them"
+        return Text(
+            f"none: a gateway records agents here; `ludic assemble {url}` makes rollouts of ended episodes, {train}"
+        )
     if trainer is None and RECORDED_ENV in run_of(status.root).env:
         return Text("none yet: another program records here, and its first step is still to come")
     if trainer is None:

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from ludic.app.show.status import WINDOW, EvalMeans, RunStatus, Trainer, draw
-from ludic.base import NOTEBOOK_COLUMNS, can_draw, log_handler, open_console, to_html
+from ludic.base import NOTEBOOK_COLUMNS, RECORDED_ENV, can_draw, log_handler, open_console, to_html
 from ludic.base.results import printable
 from ludic.errors import SchemaError, StoreError
 from ludic.records import SCALAR_COLUMNS, RolloutBatch, Row
@@ -32,9 +32,11 @@ from ludic.rollouts import mean_reward
 from ludic.root import (
     Attempt,
     CheckpointId,
+    EpisodeClaim,
     LeaseWatch,
     Root,
     checkpoint_ids,
+    episode_claims,
     newest_attempt_id,
     newest_claim,
     read_attempt,
@@ -42,7 +44,7 @@ from ludic.root import (
 )
 from ludic.root.rows import MetricsTail, list_files, list_versions, read_columns, steps_that_count
 from ludic.root.weights import latest_policy, read_policy
-from ludic.run import Diagnostic, DiagnosticLog, History, VersionSamples
+from ludic.run import Diagnostic, DiagnosticLog, History, VersionSamples, run_of
 
 logger = logging.getLogger("ludic.run")
 
@@ -73,6 +75,7 @@ class Watcher:
         self._newest_calls: deque[Row] = deque(maxlen=_NEWEST_CALLS)
         self._sampled: dict[tuple[str, int], VersionSamples] = {}
         self._evals = _EvalTail()
+        self._ended_episodes: dict[tuple[str, int], EpisodeClaim] = {}
         self.newest: RunStatus | None = None
         """What the last look saw."""
 
@@ -83,10 +86,11 @@ class Watcher:
         self._take(self._poll(), now)
         steps, unreadable = steps_that_count(self._steps), list(self._broken.values())
         latest = _if_sound(lambda: latest_policy(root), unreadable)
+        trainer = self._find_trainer(root, unreadable)
         self.newest = RunStatus(
             root=root,
             at=now,
-            trainer=self._find_trainer(root, unreadable),
+            trainer=trainer,
             steps=steps,
             calls=list(self._calls),
             newest_calls=list(self._newest_calls),
@@ -94,6 +98,7 @@ class Watcher:
             checkpoint=max(checkpoint_ids(root), default=None),
             history=_history(self._sampled.values(), steps),
             evals=self._evals.poll(root),
+            agent_episodes=_if_sound(lambda: self._find_episodes(root, trainer), unreadable) or (),
             unreadable=unreadable,
         )
         return self.newest
@@ -130,6 +135,15 @@ class Watcher:
             lease_state=self._lease_watch.poll(lease) if lease else None,
             config=attempt.config if attempt else {},
         )
+
+    def _find_episodes(self, root: Root, trainer: Trainer | None) -> Sequence[EpisodeClaim]:
+        """Return the episodes that gateways served, where no worker counts them; each that has ended is read once."""
+        if trainer is not None and RECORDED_ENV not in run_of(root).env:
+            return ()
+        found = episode_claims(root, without=self._ended_episodes)
+        known = list(self._ended_episodes.values())
+        self._ended_episodes |= {(it.episode_id, it.attempt): it for it in found if it.sealed_at is not None}
+        return known + found
 
     def _find_attempt(self, root: Root, attempt_id: int) -> Attempt | None:
         """Return an attempt; None if it was claimed and has not begun. Each is read once: it never changes."""

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from ludic.base import read_json
-from ludic.gateway.calls import Answer, CallRequest, Refusal, RefusedCallError, refused
+from ludic.gateway.calls import Answer, CallRequest, RefusalReason, RefusedCallError, refused
 from ludic.gateway.dialects import rules
 from ludic.gateway.dialects.replies import event, pieces
 from ludic.records import ToolCall
@@ -234,7 +234,7 @@ def keep_alive() -> bytes:
     return _event("ping")
 
 
-_ERRORS: Mapping[Refusal, str] = {
+_ERRORS: Mapping[RefusalReason, str] = {
     "wrong_key": "authentication_error",
     "unknown_model": "not_found_error",
     "not_found": "not_found_error",

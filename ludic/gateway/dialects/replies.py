@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from ludic.base import read_json
-from ludic.gateway.calls import Answer, Refusal, RefusedCallError
+from ludic.gateway.calls import Answer, RefusalReason, RefusedCallError
 from ludic.records import ToolCall
 
 PIECE = 4_000
@@ -68,7 +68,7 @@ def custom_input(call: ToolCall) -> str:
     return text if isinstance(text, str) else call.arguments
 
 
-_OPENAI: Mapping[Refusal, tuple[str, str | None]] = {
+_OPENAI: Mapping[RefusalReason, tuple[str, str | None]] = {
     "invalid": ("invalid_request_error", None),
     "too_long": ("invalid_request_error", "context_length_exceeded"),
     "not_recordable": ("invalid_request_error", "unsupported_parameter"),

@@ -242,6 +242,9 @@ def _read_messages(fields: rules.Fields) -> tuple[Message, ...]:
     items = fields.get("input")
     if isinstance(items, str):
         turns.add({"role": "user", "content": items}, "input")
+    elif isinstance(items, list) and len(items) > rules.MAX_ITEMS:
+        sentence = f"input has {len(items):,} items, wanted at most {rules.MAX_ITEMS:,}"
+        raise rules.refused("invalid", sentence, field="input")
     elif isinstance(items, list) and items:
         for number, item in enumerate(items):
             _read_item(fields, item, f"input[{number}]", turns)

@@ -6,19 +6,27 @@ Pure. Raises RefusedCallError.
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ludic.base import finite_float, storable
 from ludic.errors import RefusedRecordError
-from ludic.gateway.calls import Refusal, RefusedCallError, refused
+from ludic.gateway.calls import RefusalReason, RefusedCallError, refused
 from ludic.records import Message, read_messages, read_tools, refusal
 
 MAX_DEPTH = 100
 """Maximum depth of objects and lists in a body; chat templates and schemas recurse."""
 MAX_MESSAGES = 20_000
 """Maximum messages of a call; reading them takes 0.2 s, in which nothing else is answered."""
+MAX_ITEMS = 40_000
+"""Maximum items of a Responses input, of which several may be one message."""
+MAX_OBJECTS = 100_000
+"""Maximum objects and lists in a body: of content, tool calls and schemas. A body of 32 MB could have ten million, and
+they would take minutes, in which nothing else is answered."""
+MAX_TOOLS = 2_000
+MAX_STOPS = 256
 HARMLESS = frozenset({
     "annotations", "cache_control", "caller", "citations", "eager_input_streaming", "id", "index", "is_error",
     "logprobs", "phase", "provider_specific_fields", "signature", "status",
@@ -28,7 +36,7 @@ _NEUTRAL: Mapping[str, Any] = {"defer_loading": False, "allowed_callers": ["dire
 """Fields of tools, with the values at which they change nothing."""
 
 
-def wrong(name: str, value: Any, wanted: str, *, reason: Refusal = "invalid") -> RefusedCallError:
+def wrong(name: str, value: Any, wanted: str, *, reason: RefusalReason = "invalid") -> RefusedCallError:
     """Return the error for a field with an unusable value."""
     return refused(reason, str(refusal(name, value, wanted)), field=name)
 
@@ -50,17 +58,20 @@ def read_body(body: bytes) -> dict[str, Any]:
         raise refused("invalid", f"the body is not JSON: {cause}" if body else "the body is empty") from None
     if not isinstance(value, dict):
         raise wrong("the body", value, "a JSON object")
+    num_objects = 0
     for name, each in value.items():
         _check_text(name, "a field's name")
-        _check_value(each, name)
+        num_objects += _check_value(each, name)
+    if num_objects > MAX_OBJECTS:
+        raise refused("invalid", f"the body has {num_objects:,} objects and lists, wanted at most {MAX_OBJECTS:,}")
     return value
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        # Not by `count`, which would take hours for a body of many names.
+        twice = next(name for name, number in Counter(name for name, _ in pairs).items() if number > 1)
         raise ValueError(f"an object has the key {twice[:60]!r} twice")
     return found
 
@@ -72,20 +83,23 @@ def _constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_float=finite_float)
 
 
-def _check_value(value: Any, name: str) -> None:
-    level = [value]
+def _check_value(value: Any, name: str) -> int:
+    """Return the number of objects and lists in a value."""
+    level, num_objects = [value], 0
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for each in level:
             if isinstance(each, str):
                 _check_text(each, name)
             elif isinstance(each, list):
+                num_objects += 1
                 below += each
             elif isinstance(each, dict):
+                num_objects += 1
                 below += each
                 below += each.values()
         if not below:
-            return
+            return num_objects
         level = below
     raise _too_deep(name)
 
@@ -115,7 +129,7 @@ class Rule:
     """Whether CallRequest.asked has it; other fields are read by their dialect."""
     lenient: bool = False
     """Whether --lenient treats other values as if the field were absent."""
-    reason: Refusal = "invalid"
+    reason: RefusalReason = "invalid"
 
 
 def is_number(value: Any) -> bool:
@@ -130,7 +144,7 @@ def is_integer(value: Any) -> bool:
 
 def _is_stops(value: Any) -> bool:
     texts = [value] if isinstance(value, str) else value
-    return isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
+    return isinstance(texts, list) and len(texts) <= MAX_STOPS and all(isinstance(text, str) and text for text in texts)
 
 
 READ = Rule(is_recorded=False)
@@ -142,7 +156,8 @@ OBJECT = Rule(accepts=lambda value: isinstance(value, dict), wanted="an object")
 SWITCH = Rule(accepts=lambda value: isinstance(value, bool), wanted="true or false", is_recorded=False)
 NAME = Rule(accepts=lambda value: isinstance(value, str) and value != "", wanted="a text", is_recorded=False)
 LIMIT = Rule(accepts=lambda value: is_integer(value) and value > 0, wanted="a positive whole number", is_recorded=False)
-STOPS = Rule(accepts=_is_stops, wanted="a text, or a list of texts, none of them empty", is_recorded=False)
+_STOPS = f"a text, or a list of texts, none of them empty, at most {MAX_STOPS}"
+STOPS = Rule(accepts=_is_stops, wanted=_STOPS, is_recorded=False)
 
 
 def only(*values: Any, why: str = "", lenient: bool = False) -> Rule:
@@ -301,6 +316,8 @@ def tool_list(fields: Fields) -> Iterator[tuple[str, dict[str, Any]]]:
     tools = fields.get("tools", [])
     if not isinstance(tools, list):
         raise wrong("tools", tools, "a list of tools")
+    if len(tools) > MAX_TOOLS:
+        raise refused("invalid", f"tools has {len(tools):,} tools, wanted at most {MAX_TOOLS:,}", field="tools")
     for number, tool in enumerate(tools):
         if not isinstance(tool, dict):
             raise wrong(f"tools[{number}]", tool, "an object")

@@ -86,7 +86,8 @@ def prompt_digest(value: Any) -> str:
 @lru_cache(maxsize=256)
 def _prompt_of(raw: bytes) -> tuple[bytes, str]:
     """Return the text of a prompt and its digest; an agent sends the same one with each call."""
-    text = json.dumps(mask_values(json.loads(raw)), sort_keys=True, separators=(",", ":")).encode()
+    # In the order of the client: a chat template shows the keys so.
+    text = json.dumps(mask_values(json.loads(raw)), separators=(",", ":")).encode()
     return text, hashlib.sha256(text).hexdigest()
 
 
@@ -161,6 +162,8 @@ def stored_rows(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], dict[str, by
     # Masked together, which takes a tenth of the time for many short texts.
     masked = mask_values([{name: row[name] for name in _TEXTS if row.get(name) is not None} for row in made])
     for row, texts, given in zip(made, masked, rows, strict=True):
+        if texts.get("answer") != row.get("answer"):
+            row["is_masked"] = True
         row |= texts
         if row["event"] == "call":
             row["call_digest"] = digest_of(row)

@@ -1,8 +1,8 @@
-from .assembly import CALLS_TO_PLAN as CALLS_TO_PLAN
-from .assembly import PREFIXES as PREFIXES
-from .assembly import PlannedCall as PlannedCall
-from .assembly import plan_calls as plan_calls
-from .assembly import table_of as table_of
+from .call_plan import CALLS_TO_PLAN as CALLS_TO_PLAN
+from .call_plan import PREFIXES as PREFIXES
+from .call_plan import PlannedCall as PlannedCall
+from .call_plan import plan_calls as plan_calls
+from .call_plan import table_of as table_of
 from .connection import Connections as Connections
 from .connection import RootLike as RootLike
 from .connection import connect as connect

@@ -239,7 +239,8 @@ class Shortage:
             most = max(self.drops, key=lambda name: self.drops[name])
             of_all = f"{sum(self.drops.values())} of {self.num_pending_rollouts} rollouts"
             parts.append(f"filters drop {of_all}, {most} most ({self.drops[most]})")
-            parts += [f"{reason}: {NO_LOGPROBS[reason]}" for reason in self.drops if reason in NO_LOGPROBS]
+            known = {**NO_LOGPROBS, "drop_errors": "failed, or without a reward (`ludic score`, --reward-scorer)"}
+            parts += [f"{reason}: {known[reason]}" for reason in self.drops if reason in known]
         return "; ".join(parts)
 
 

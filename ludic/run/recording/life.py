@@ -191,7 +191,7 @@ def new_worker_id() -> str:
 # --- A life --------------------------------------------------------------------------------------------------------
 
 
-class Life:
+class RecorderLife:
     """The files of one recorder. Its methods are called by one thread, in the order in which files are to appear."""
 
     def __init__(

@@ -14,7 +14,7 @@ from contextlib import suppress
 from ludic.errors import ConfigError, LudicError, ReplacedRootError, StoreError, one_line
 from ludic.root.rows import FLUSH_AGE_S, FLUSH_GROUPS
 from ludic.root.storage import back_off
-from ludic.run.recording.life import Find, Job, LedgerStep, Life, StepNumbers, StoredRows
+from ludic.run.recording.life import Find, Job, LedgerStep, RecorderLife, StepNumbers, StoredRows
 from ludic.run.recording.losses import Losses, Lost, Waiting
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _WARN_EVERY_S = 60.0
 class Queue:
     """Jobs of a life, and the thread that does them. Its methods are safe from several threads."""
 
-    def __init__(self, life: Life, where: str) -> None:
+    def __init__(self, life: RecorderLife, where: str) -> None:
         """Start the thread, which opens the root first. where: the root, for messages."""
         self._life, self._where = life, where
         self._jobs: deque[tuple[int, Job]] = deque()

@@ -36,7 +36,7 @@ from ludic.run.recording.life import (
     KnownRow,
     LedgerRow,
     LedgerStep,
-    Life,
+    RecorderLife,
     StepNumbers,
     StoredRows,
 )
@@ -116,7 +116,7 @@ def record(
     run = _with({"model": "unknown", "env": ("recorded",), **given, **sizes}, of_rows)
     config = {RECORDED: {"trainer": trainer, "settings": _as_json(_mapping("settings", settings))}}
     folder = _model_folder(model_folder)
-    life = Life(os.fspath(root), run if model else None, given, config, folder, take_over=take_over)
+    life = RecorderLife(os.fspath(root), run if model else None, given, config, folder, take_over=take_over)
     return Recorder(life, os.fspath(root), run, of_rows, stop_on_failure=stop_on_failure)
 
 
@@ -147,7 +147,7 @@ class Recorder:
     """
 
     def __init__(
-        self, life: Life, url: str, run: RunConfig, of_rows: Mapping[str, Any], *, stop_on_failure: bool
+        self, life: RecorderLife, url: str, run: RunConfig, of_rows: Mapping[str, Any], *, stop_on_failure: bool
     ) -> None:
         """Use `ludic.record`. run: settings until the root is open. of_rows: the caller's settings of rows."""
         self.root = url

@@ -114,7 +114,10 @@ def test_weights_are_written_where_asked_and_reported(ludic, trained: Root, tmp_
         (["--format", "hf"], "format hf needs out"),
         (["--format", "hf", "--out", "x", "--step", "0", "--version", "0"], "step and version both choose"),
         (["--format", "jsonl", "--version", "0"], "version does not apply to format jsonl"),
-        (["--format", "csv"], "--format: export format 'csv' is unknown; there are hf, delta, iceberg, jsonl, inspect"),
+        (
+            ["--format", "csv"],
+            "--format: export format 'csv' is unknown; there are hf, delta, iceberg, jsonl, atif, chat, inspect",
+        ),
         (["--format", "delta", "--step", "0"], "step does not apply to format delta"),
     ],
 )

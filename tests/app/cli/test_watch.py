@@ -18,14 +18,18 @@ from strategies import make_batch
 
 from ludic.app.show.status import EvalMeans, RunStatus, Trainer, draw
 from ludic.app.show.watch import Watcher
+from ludic.base.defaults import RECORDED_ENV
 from ludic.errors import MissingRootError
 from ludic.records.tables import arrow_schema
 from ludic.root.claims import LeaseState
+from ludic.root.gateways import claim_episode, held_life, seal_episode
 from ludic.root.json_records import Policy
 from ludic.root.root import Root
 from ludic.root.rows.tables import MetricsLog
 from ludic.root.rows.writer import RolloutWriter
+from ludic.run.config import RunConfig
 from ludic.run.diagnostics import VersionSamples
+from ludic.run.run_json import create_root
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -472,3 +476,24 @@ def test_of_a_run_that_has_ended_all_steps_are_judged_and_of_one_that_lives_the_
     assert str(diagnostic).startswith("since step 1: in 1 of 22 steps the trainer's weights were far")
     later = replace(living, steps=[*map(train_row, range(1, 22)), far | {"step": 22}])
     assert [each.text[:26] for each in later.diagnostics()] == ["in 1 of the newest 20 step"]
+
+
+def shown_of(watcher: Watcher) -> str:
+    return " ".join(shown(watcher.poll(), 120).replace("│", "").split())
+
+
+def test_a_recorded_root_shows_how_its_agents_episodes_ended(tmp_path: Path) -> None:
+    root = create_root(str(tmp_path / "run"), RunConfig(model="theirs", env=(RECORDED_ENV,)))
+    watcher = Watcher(root.url)
+    assert "another program records here" in shown_of(watcher)
+    facts = {"group_id": "g", "env_name": RECORDED_ENV, "env_example_id": "1"}
+    with held_life(root, "http://127.0.0.1:1") as life:
+        claims = [claim_episode(life, episode_id=name, attempt=1, key_digest=name * 64, **facts) for name in "ab"]
+        seal_episode(life, claims[0], end="given_up")
+        # Twice, since what has ended is not read again.
+        for _ in range(2):
+            assert "1 episode given up, 1 episode open" in shown_of(watcher)
+        seal_episode(life, claims[1], end="given_up")
+    assert "2 episodes given up" in shown_of(watcher)
+    assert "`ludic assemble" in shown_of(watcher)
+    assert watcher.poll().to_dict()["agent_episodes"] == {"given up": 2}

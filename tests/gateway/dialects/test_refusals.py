@@ -1,4 +1,5 @@
 import json
+import time
 
 import pytest
 from gateway.dialects.clients import body, user_turn
@@ -107,6 +108,27 @@ def test_lenient_treats_what_can_not_be_recorded_exactly_as_auto(dialect, fields
     assert request.treated == (name,)
     assert name == "model" or name in request.asked
     assert [tool["function"]["name"] for tool in request.tools] == ["f"] * (name == "tools[1].type")
+
+
+NAMES = ",".join(f'"{number}": 0' for number in range(60_000))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "raw", "sentence"),
+    [
+        ("chat", f'{{{NAMES}, "59999": 1}}', "an object has the key '59999' twice"),
+        ("chat", {"messages": HI, "tools": [{}] * 2_001}, "tools has 2,001 tools, wanted at most 2,000"),
+        ("messages", {"messages": HI, "stop_sequences": ["a"] * 257}, "stop_sequences is .* at most 256"),
+        ("responses", {"input": [{}] * 40_001}, "input has 40,001 items, wanted at most 40,000"),
+        ("messages", {"messages": [{"content": [{}] * 100_000}]}, "the body has 100,003 objects and lists, wanted at"),
+    ],
+)
+def test_a_body_of_many_small_parts_is_refused_before_they_take_seconds(dialect, raw, sentence):
+    raw = raw if isinstance(raw, str) else json.dumps({"model": "m", **raw})
+    began = time.process_time()
+    with pytest.raises(RefusedCallError, match=sentence):
+        DIALECTS[dialect].read(raw.encode(), names=["m"])
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(

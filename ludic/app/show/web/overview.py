@@ -48,7 +48,7 @@ def state(request: PageRequest) -> JsonAnswer:
     return JsonAnswer({"facts": facts, "more": more, "tables": tables, "unreadable": list(status.unreadable)})
 
 
-_FIRST = ("trainer", "step", "balance", "dropped")
+_FIRST = ("agents", "trainer", "step", "balance", "dropped")
 """Lines of the state that are not folded."""
 
 

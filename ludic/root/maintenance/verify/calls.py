@@ -22,7 +22,7 @@ _EPISODE_ROWS = 1 << 15
 """Rows of the episodes that are checked together."""
 _MOST_SHOWN = 5
 
-Episode = tuple[str, int]
+_Attempt = tuple[str, int]
 """episode_id and attempt."""
 
 
@@ -45,9 +45,9 @@ def _check_prompts(root: Root, digests: Sequence[str]) -> Iterator[Finding]:
                 yield Finding(check="call", where=name, problem=reason_of(error).removeprefix(f"{root.url}/{name} "))
 
 
-def _episodes_by_file(root: Root, names: Sequence[str]) -> dict[str, Mapping[Episode, int]]:
+def _episodes_by_file(root: Root, names: Sequence[str]) -> dict[str, Mapping[_Attempt, int]]:
     """Return the number of rows of each episode in each file."""
-    found: dict[str, Mapping[Episode, int]] = {}
+    found: dict[str, Mapping[_Attempt, int]] = {}
     for name in names:
         with suppress(FileNotFoundError):  # a compaction or an expiry has deleted it since
             with open_parquet(root, name, CALLS.table) as parquet:
@@ -57,13 +57,13 @@ def _episodes_by_file(root: Root, names: Sequence[str]) -> dict[str, Mapping[Epi
     return found
 
 
-def _some_at_a_time(files: Mapping[str, Mapping[Episode, int]]) -> Iterator[set[Episode]]:
+def _some_at_a_time(files: Mapping[str, Mapping[_Attempt, int]]) -> Iterator[set[_Attempt]]:
     """Yield all episodes in sets of about _EPISODE_ROWS rows, those of a file together."""
-    totals: dict[Episode, int] = {}
+    totals: dict[_Attempt, int] = {}
     for counts in files.values():
         for episode, count in counts.items():
             totals[episode] = totals.get(episode, 0) + count
-    chosen, num_rows = set[Episode](), 0
+    chosen, num_rows = set[_Attempt](), 0
     for episode, count in totals.items():
         if chosen and num_rows + count > _EPISODE_ROWS:
             yield chosen
@@ -74,7 +74,7 @@ def _some_at_a_time(files: Mapping[str, Mapping[Episode, int]]) -> Iterator[set[
         yield chosen
 
 
-def _read(root: Root, names: Sequence[str], episodes: Collection[Episode]) -> dict[Episode, pa.Table]:
+def _read(root: Root, names: Sequence[str], episodes: Collection[_Attempt]) -> dict[_Attempt, pa.Table]:
     tables = []
     for name in names:
         found = CALLS.parse(name)
@@ -85,7 +85,7 @@ def _read(root: Root, names: Sequence[str], episodes: Collection[Episode]) -> di
     if not tables:
         return {}
     rows = pa.concat_tables(tables)
-    indexes: dict[Episode, dict[str, int]] = {}
+    indexes: dict[_Attempt, dict[str, int]] = {}
     keys = (rows[name].to_pylist() for name in ("episode_id", "attempt", "call_id"))
     for index, (episode_id, attempt, call_id) in enumerate(zip(*keys, strict=True)):
         if (episode_id, attempt) in episodes:
@@ -93,7 +93,7 @@ def _read(root: Root, names: Sequence[str], episodes: Collection[Episode]) -> di
     return {episode: rows.take(pa.array(list(of.values()), pa.int64())) for episode, of in indexes.items()}
 
 
-def _check_rows(by_episode: Mapping[Episode, pa.Table], prompts: Collection[str]) -> Iterator[Finding]:
+def _check_rows(by_episode: Mapping[_Attempt, pa.Table], prompts: Collection[str]) -> Iterator[Finding]:
     for (episode_id, attempt), rows in by_episode.items():
         where = f"episode {episode_id}, attempt {attempt}"
         problems = [*_wrong_digests(rows), *_missing_prompts(rows, prompts)]

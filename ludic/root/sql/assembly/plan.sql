@@ -7,8 +7,9 @@
 -- prefixes: digest of the first `length` units of a call's prompt, and with is_whole of its prompt and completion; the
 -- unit is a token, or a message of a call without token ids
 -- parent: the earlier call whose prompt and completion are the longest beginning of this prompt; of equal ones the first
--- rivals: answered calls with the same request or idempotency key, or of which one names the other as its retry; those
--- that a later call extends count; if none is extended, none counts (unresolved)
+-- rivals: answered calls with one idempotency key, or that repeat one call, or of which one repeats the other (retry_of);
+-- those that a later call extends count; if none is extended, none counts (unresolved). Equal requests alone are none:
+-- an agent may ask for several answers. The gateway knows whether a client may have lost an answer, and names that call
 -- segment: number of the first call of the segment; of the children of a call one goes on with its segment, the first
 -- that was extended, else the first; each other child begins a segment
 -- NULL: parent of a call that extends none; segment of a call that is not trained on; reason of one that is
@@ -38,9 +39,7 @@ requests as (
         scope,
         number,
         is_extended,
-        unnest([
-            'request ' || request_digest, 'key ' || idempotency_digest, 'call ' || call_id, 'call ' || retry_of
-        ]) as request
+        unnest(['key ' || idempotency_digest, 'call ' || call_id, 'call ' || retry_of]) as request
     from linked
     where event = 'call'
 ),

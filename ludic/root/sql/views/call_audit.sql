@@ -3,9 +3,9 @@
 -- fate: trained, in a row with action_mask 1; context, in a row with mask 0; dropped, in none; waiting, not decided yet
 -- why: open (of an episode that is open), not_assembled (its episode has no rows yet), unfinished (its gateway died before
 -- the answer was stored), failed, earlier_attempt (also of an earlier run of the agent in this attempt), text (without
--- token ids), empty, quarantined (a call that it extends is missing), retry (another call with the same request was
--- extended), unresolved (none of them was), unfit (its arrays differ in shape from those before it), undelivered (sampled
--- behind the client's stop); unexplained: a mistake of ludic
+-- token ids), empty, quarantined (a call that it extends is missing), retry (another answer to the same request was
+-- extended), unresolved (none of them was), unfit (its arrays differ in shape from those before it), undelivered
+-- (sampled behind the client's stop); unexplained: a mistake of ludic
 -- num_tokens: sampled tokens; start: of the first of them in response_tokens of the row
 -- is_forked: it extends a call that another row goes on with, so it begins a row whose prompt holds what they share
 -- num_rows: rows that train on the call, which is at most one
@@ -70,9 +70,7 @@ requests as (
         episode_id,
         attempt,
         call_id,
-        unnest([
-            'request ' || request_digest, 'key ' || idempotency_digest, 'call ' || call_id, 'call ' || retry_of
-        ]) as request
+        unnest(['key ' || idempotency_digest, 'call ' || call_id, 'call ' || retry_of]) as request
     from model_calls
     where event = 'call'
 ),
