@@ -94,6 +94,15 @@ def test_the_settings_of_the_benchmark_of_learning_are_those_of_a_run():
         assert parse(run, words, program="ludic run", description="")["env"] == (name,)
 
 
+def test_the_settings_of_the_benchmark_of_agents_are_those_of_a_run():
+    from benchmarks.agent_learning import AGENT, PLAIN, TASKS
+
+    for own in (AGENT, PLAIN):
+        for task, flags in TASKS.items():
+            settings = parse(run, ["a-run", *shlex.split(f"{flags} {own[task]}")], program="ludic run", description="")
+            assert ("agent" in settings) == (own is AGENT)
+
+
 def test_every_format_gives_the_same_tokens_back():
     """Else the table would compare formats that do different work."""
     from benchmarks.rollouts import make_batch
