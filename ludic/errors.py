@@ -222,15 +222,16 @@ def unknown_name(
     return f"{hint} {text[:1].upper()}{text[1:]}" if text else hint
 
 
-def similar_names(name: str, known: Iterable[str]) -> list[str]:
+def similar_names(name: str, known: Iterable[str], *, least: float = 0.6) -> list[str]:
     """Return the names that may be meant by an unknown one, at most three, the most similar first.
 
+    least: similarity from 0 to 1 that a name must have, as difflib measures it.
     Names such as tag:NAME and prefix/NAME are compared without argument and prefix, and then, of several, as a whole.
     """
     alike: dict[str, list[str]] = {}
     for each in known:
         alike.setdefault(_core(each), []).append(each)
-    cores = get_close_matches(_core(name), alike)
+    cores = get_close_matches(_core(name), alike, cutoff=least)
     return [get_close_matches(name, alike[core], n=1, cutoff=0)[0] for core in cores]
 
 

@@ -14,12 +14,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ludic.base import mask, start_guarded, storable
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, similar_names
 from ludic.run import RunConfig
 from ludic.settings import GRACE_S
 
@@ -73,7 +72,7 @@ def split_command(setting: str, command: str) -> tuple[str, ...]:
                 f'"$1" there, and the words sh {found[0]} behind the script'
             )
     for name in re.findall(r"\{(\w+)\}", command):
-        if name not in PLACEHOLDERS and (near := get_close_matches(name, PLACEHOLDERS, 1, _ALIKE)):
+        if name not in PLACEHOLDERS and (near := similar_names(name, PLACEHOLDERS, least=_ALIKE)):
             raise ConfigError(f"{setting} has {{{name}}}, which nothing replaces; did you mean {{{near[0]}}}?")
     for word in words:
         if Path(word).suffix and not Path(word).is_absolute() and Path(word).is_file():

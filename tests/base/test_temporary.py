@@ -184,6 +184,7 @@ WITHIN = {
     "app/launch/guard.py": "a file without a name, where the system has none in memory",
     "models/families.py": "a file that is renamed, in the user's cache folder",
     "root/weights/policies.py": "within a folder of copies that temporary_folder made",
+    "rollouts/program_episodes.py": "within an episode's folder, which make_folder made",
     "base/temporary.py": "makes all others",
 }
 
