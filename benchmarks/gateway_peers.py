@@ -178,7 +178,7 @@ def _kept_by_ludic(served: Served, session: str) -> list[Kept]:
     """Assemble a session from what is stored; the audit gives the reasons of calls in no row."""
     from ludic.gateway import SealedEpisode, assemble_episodes
     from ludic.root import Root
-    from ludic.root.rows import read_calls, read_prompt
+    from ludic.root.rows.calls import read_calls, read_prompt
 
     root = Root.open(served.root)
     calls = read_calls(root, session, 1)

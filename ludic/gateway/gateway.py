@@ -165,6 +165,13 @@ class Gateway:
         """
         return calls_table(self.root.run_id, self.life.worker_id, episode.found_rows, episode.rows)
 
+    def stored_calls(self, episode_id: str, attempt: int) -> pa.Table:
+        """Return the stored calls of an attempt that an earlier life sealed; may be called from any thread.
+
+        Each file of calls is looked through once for all episodes. Raises SchemaError, StoreError.
+        """
+        return self._episodes.earlier.read(episode_id, attempt)
+
     async def score(
         self,
         episode: OpenEpisode,

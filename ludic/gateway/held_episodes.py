@@ -128,7 +128,7 @@ class HeldEpisodes:
         self._loading = asyncio.Lock()
         self._next_load_at = 0.0
         """time.monotonic() from which on claims are read again."""
-        self._earlier = EarlierCalls(root, life.worker_id)
+        self.earlier = EarlierCalls(root, life.worker_id)
         self._prompt = lru_cache(1024)(partial(read_prompt, root))
         self._threads = _Threads()
         self._lives = _OtherLives(root, self._threads)
@@ -345,7 +345,7 @@ class HeldEpisodes:
 
     def _stored_calls(self, episode_id: str, attempt: int) -> tuple[pa.Table, list[HeldCall]]:
         """Return the rows of an attempt, and its calls. Takes milliseconds."""
-        rows = self._earlier.read(episode_id, attempt)
+        rows = self.earlier.read(episode_id, attempt)
         return rows, held_calls(rows, {digest: self._prompt(digest) for digest in prompt_digests(rows)})
 
     # --- Change ---

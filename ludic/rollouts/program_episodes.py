@@ -53,7 +53,7 @@ from ludic.records import Message, Rollout, ToolCall, new_id
 from ludic.rollouts.commands import environment_of, limits_of, run_command, split_command
 from ludic.rollouts.programs import AgentProgram, AgentTools, Clients, ProgramEnd, Task, check_fits
 from ludic.root import EpisodeClaim, Root, newest_episode_claim
-from ludic.root.rows import read_calls, read_prompt
+from ludic.root.rows import read_prompt
 from ludic.root.storage import back_off
 from ludic.run import RunConfig
 from ludic.settings import SideThread
@@ -200,7 +200,7 @@ class Play:
             correct=claim.correct,
         )
         self._end = ProgramEnd(exit_code=claim.agent.get(EXIT_CODE), last_output=claim.agent.get(LAST_OUTPUT))
-        table = partial(read_calls, self._player.root, claim.episode_id, claim.attempt)
+        table = partial(self._gateway.stored_calls, claim.episode_id, claim.attempt)
         return await self._rows(table, claim.attempt, result, claim.left_behind)
 
     async def _persist(self, write: Callable[[], Awaitable[T]]) -> T:

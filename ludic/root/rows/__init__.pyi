@@ -1,7 +1,6 @@
 from .calls import CallLog as CallLog
 from .calls import prompt_digest as prompt_digest
 from .calls import read_all_calls as read_all_calls
-from .calls import read_calls as read_calls
 from .calls import read_prompt as read_prompt
 from .calls import stored_rows as stored_rows
 from .calls import to_calls_table as to_calls_table
