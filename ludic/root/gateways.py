@@ -212,10 +212,11 @@ def claim_episode(life: Life, *, episode_id: str, attempt: int, key_digest: str,
     """Open an episode for a life. facts: further fields of EpisodeClaim.
 
     Raises NameTakenError if the attempt exists, ConfigError for a name that no folder may have, FencedError if the life
-    was lost.
+    was lost, ReplacedRootError if the root is no longer the run that was opened.
     """
     check_episode_id(episode_id)
     life.check()
+    life.root.check_same_run()
     claim = EpisodeClaim(
         episode_id=episode_id,
         attempt=attempt,

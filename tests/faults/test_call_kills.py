@@ -94,7 +94,7 @@ def findings(root: Root, said: dict[str, set[str]]) -> Counter[str]:
 def test_no_acknowledged_call_is_lost_or_doubled_by_kills_at_any_moment(
     root: Root, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    num_kills = int(os.environ.get("LUDIC_KILLS", "24"))
+    num_kills = int(os.environ.get("LUDIC_KILLS", "12"))
     running, heard = [start(root.url) for _ in range(4)], list[tuple[str, str]]()
     for kill in range(num_kills):
         gateway = running[kill % len(running)]

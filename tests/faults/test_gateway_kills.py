@@ -231,12 +231,8 @@ def check_kills(root_url: str, folder: Path, num_kills: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_gateway_killed_70_times_on_a_folder_keeps_every_answer_once(tmp_path: Path) -> None:
-    check_kills(str(tmp_path / "root"), tmp_path, 70)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_gateway_killed_30_times_on_s3_keeps_every_answer_once(s3_bucket: str, tmp_path: Path) -> None:
-    check_kills(f"{s3_bucket}/{uuid.uuid4()}", tmp_path, 30)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("where", ["folder", "s3"])
+def test_a_gateway_killed_at_any_moment_keeps_every_answer_once(where: str, s3_bucket: str, tmp_path: Path) -> None:
+    root_url = str(tmp_path / "root") if where == "folder" else f"{s3_bucket}/{uuid.uuid4()}"
+    check_kills(root_url, tmp_path, int(os.environ.get("LUDIC_KILLS", "10")))

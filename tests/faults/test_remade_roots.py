@@ -4,6 +4,7 @@ The old run and the new one have the same URL, the same attempt 1, and the same 
 """
 
 import ast
+import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -35,8 +36,10 @@ from ludic.root.attempts import (
 )
 from ludic.root.catalogue import WORKERS
 from ludic.root.claims import claim, claim_free_slot, claim_slot, held, held_slot, read_lease
+from ludic.root.gateways import claim_episode, claim_life
 from ludic.root.json_records import CheckpointInfo, LatestPolicy, encode_json, encode_record
 from ludic.root.root import Root
+from ludic.root.rows.calls import CallLog
 from ludic.root.rows.evaluations import BlockClaims
 from ludic.root.rows.ledger import write_ledger
 from ludic.root.rows.tables import MetricsLog, ScoreLog, TokenStatsLog, to_token_stats
@@ -118,6 +121,21 @@ def appending(root: Root, open_log: Callable[[Root], object], append: Callable[[
     return act
 
 
+def calling(root: Root) -> Act:
+    """Of a gateway that serves an episode."""
+    log = CallLog(root, claim_life(root))
+    names = dict.fromkeys(("episode_id", "call_id", "request_digest"), "a")
+    row = {**names, "attempt": 1, "event": "intent", "dialect": "chat", "path": "/v1/chat/completions"}
+
+    def act() -> None:
+        try:
+            asyncio.run(log.append(row))
+        finally:
+            log.close()
+
+    return act
+
+
 A_SCORE = {"rollout_id": "r", "name": "score", "value": 1.0, "scorer_version": "0", "created_at": datetime.now(UTC)}
 
 
@@ -149,6 +167,11 @@ ACTS: dict[str, Callable[[Root], Act]] = {
     "root.rows.tables.ScoreLog": lambda root: appending(
         root, lambda root: ScoreLog(root, "judge"), lambda log: log.append(A_SCORE)
     ),
+    "root.gateways.claim_life": lambda root: partial(claim_life, root),
+    "root.gateways.claim_episode": lambda root: partial(
+        claim_episode, claim_life(root), episode_id="e", attempt=1, key_digest="0" * 64
+    ),
+    "root.rows.calls.CallLog._check_run": calling,
     "root.claims.claim_slot": lambda root: partial(claim_slot, root, 0, "w0-old"),
     "root.claims.claim_free_slot": lambda root: partial(claim_free_slot, root, "recorder-old"),
     "root.rows.tables.TokenStatsLog": lambda root: appending(
@@ -175,7 +198,7 @@ ELSEWHERE = {
     "root.claims.check_claim": "by `renewing`, `recording` and `checking`, above",
     "root.claims.change_claim": "by test_the_end_of_a_worker..., which raises nothing",
     **dict.fromkeys(
-        [f"run.recording.life.Life.{name}" for name in ("_attempt_for", "put_numbers", "put_rows")],
+        [f"run.recording.life.RecorderLife.{name}" for name in ("_attempt_for", "put_numbers", "put_rows")],
         "by tests/run/recording/test_failing_stores.py, which raises nothing",
     ),
     "training.trainer._Trainer._own_attempt": "by tests/integration/test_remade_root.py, with real processes",
