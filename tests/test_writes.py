@@ -177,6 +177,16 @@ ALLOWED = {
         agents/tools/interpreter.py _run write_text
         app/launch/process.py config_args write_text
     """,
+    "an agent's own temporary folder: written before the agent begins, deleted without following links": """
+        rollouts/programs.py _run mkdir mkdir write_bytes write_text write_text
+        rollouts/program_episodes.py _play mkdir
+        rollouts/program_episodes.py _score_by_command tempfile.mkdtemp
+        rollouts/program_episodes.py _delete chmod unlink shutil.rmtree
+    """,
+    "reads a file or a pipe through its descriptor; writes an error to its own output": """
+        rollouts/programs.py _read_answer os.open
+        base/guard.py _become os.open os.write
+    """,
     "makes and deletes private folders of this machine": """
         base/temporary.py make_folder tempfile.mkdtemp
         base/temporary.py temporary_folder shutil.rmtree

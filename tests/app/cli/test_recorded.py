@@ -23,7 +23,7 @@ PAGE = (Path(__file__).parents[3] / "docs/record.md").read_text(encoding="utf-8"
 COMMANDS = [
     shlex.split(line)[1:] for line in re.findall(r"ludic (?:sql|bisect|what-if|report) runs/mine [^`\n]*", PAGE)
 ]
-README = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[3] / "docs/record.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +98,8 @@ def test_the_viewer_opens_it(ludic, recorded: str, tmp_path: Path) -> None:
     assert f"trained&#160;by&#160;{TRAINER.replace(' ', '&#160;')}" in (tmp_path / "view.svg").read_text()
 
 
-def test_the_best_and_the_worst_group_of_a_step_are_found_as_the_readme_says(ludic, recorded: str) -> None:
-    (query,) = re.findall(r'^    ludic sql runs/mine "(.*where step = 20.*)"$', README, re.MULTILINE)
+def test_the_best_and_the_worst_group_of_a_step_are_found_as_the_guide_says(ludic, recorded: str) -> None:
+    (query,) = re.findall(r'^    ludic sql runs/mine "(.*where step = 20.*)"$', GUIDE, re.MULTILINE)
     found = package.open(recorded).sql(query.replace("step = 20", f"step = {NUM_STEPS}"))
     assert found["reward"].to_list() == sorted(found["reward"])
     shown = ludic("view", recorded, found["group_id"][0]).out

@@ -8,8 +8,8 @@ from tiny_runs import create_root
 
 from ludic.records import new_id
 from ludic.root import Life, Root, claim_episode, claim_life, take_over
-from ludic.root.rows import EarlierCalls, read_calls
-from ludic.root.rows.calls import CallLog
+from ludic.root.rows import EarlierCalls
+from ludic.root.rows.calls import CallLog, read_calls
 
 KEY = {"key_digest": "b" * 64, "env_name": "env", "env_example_id": "1"}
 
