@@ -17,7 +17,7 @@ from ludic.app.launch.config import ServeConfig
 from ludic.app.launch.local import log_folder
 from ludic.app.launch.supervisor import ChildProcess, stop_processes
 from ludic.app.launch.vllm_server import ServerArguments
-from ludic.base import temporary_folder
+from ludic.base import temporary_folder, url_of
 from ludic.engines import EngineConfig, ServerEngine, check_installed
 from ludic.errors import ConfigError, ModelError, NoServerError, SchemaError, StoreError
 from ludic.root import Root
@@ -93,11 +93,7 @@ class _Server:
     """The weights of the vLLM that runs here."""
 
     def __init__(self, root: Root, config: ServeConfig) -> None:
-        local = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
-        self._url, self._run_id = (
-            f"http://[{local}]:{config.port}" if ":" in local else f"http://{local}:{config.port}",
-            root.run_id,
-        )
+        self._url, self._run_id = url_of(config.host, config.port), root.run_id
         self._longrope = run_of(root).longrope
         self._engine: ServerEngine | None = None
         self._version = -1
