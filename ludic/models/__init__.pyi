@@ -1,11 +1,11 @@
 from .chat import ChatRenderer as ChatRenderer
-from .chat import decode as decode
 from .chat import is_markup as is_markup
 from .chat import load_tokenizer as load_tokenizer
 from .chat import read_tokenizer as read_tokenizer
 from .chat import render_prompt as render_prompt
 from .chat import render_text as render_text
 from .chat import without_markup as without_markup
+from .decoding import decode as decode
 from .encoding import encode as encode
 from .encoding import encode_all as encode_all
 from .experts import Routers as Routers

@@ -246,11 +246,6 @@ class ChatRenderer:
             ) from error
 
 
-def decode(tokenizer: Tokenizer, tokens: np.ndarray) -> str:
-    """Return the text of (length,) token ids, without special tokens."""
-    return tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True)
-
-
 _FEW = 64
 
 

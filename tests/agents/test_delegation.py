@@ -17,7 +17,7 @@ from ludic.agents.parsers import make_parser
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Example, Score, Transition
 from ludic.errors import ConfigError, ModelError
-from ludic.models.chat import decode
+from ludic.models.decoding import decode
 from ludic.records.rollout import Message, Rollout
 
 HELPER = SubAgent(name="helper", description="Helps.")

@@ -15,7 +15,7 @@ from ludic.base.defaults import MAX_OBSERVATION_CHARACTERS
 from ludic.engines.engine import Completion, SamplingParams
 from ludic.environments.environment import Example
 from ludic.eval.plan import settings_of
-from ludic.models.chat import decode
+from ludic.models.decoding import decode
 from ludic.records.rollout import Message, WeightSpan
 from ludic.rollouts.sampler import limits_of
 from ludic.run.config import RunConfig

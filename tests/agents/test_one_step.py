@@ -18,7 +18,8 @@ from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, 
 from ludic.environments.environment import Environment, Example, Transition
 from ludic.environments.registry import make_environment
 from ludic.errors import ModelError
-from ludic.models.chat import decode, render_prompt
+from ludic.models.chat import render_prompt
+from ludic.models.decoding import decode
 from ludic.records.rollout import Message, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.records.validation import validate
 

@@ -9,7 +9,7 @@ from episodes import Script, end, run_episode
 from ludic.agents.parsers import Parsed, make_parser
 from ludic.environments.environment import Score, SpanReward
 from ludic.environments.single_turn import SingleTurn
-from ludic.models.chat import decode
+from ludic.models.decoding import decode
 
 SAID = "<think>\nhm 🐈\n</think>\n\nthe answer is 42, sure"
 

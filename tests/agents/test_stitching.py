@@ -24,7 +24,8 @@ from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.environment import Example
 from ludic.errors import ModelError
-from ludic.models.chat import decode, load_tokenizer
+from ludic.models.chat import load_tokenizer
+from ludic.models.decoding import decode
 from ludic.records.rollout import Message, Rollout
 
 

@@ -13,7 +13,8 @@ from tokenizers import AddedToken
 
 from ludic.errors import ModelError
 from ludic.models import chat
-from ludic.models.chat import QUOTE, ChatRenderer, Names, Recorded, decode, load_tokenizer, render_prompt, render_text
+from ludic.models.chat import QUOTE, ChatRenderer, Names, Recorded, load_tokenizer, render_prompt, render_text
+from ludic.models.decoding import decode
 from ludic.models.encoding import encode, encode_all
 from ludic.records.rollout import Message, ToolCall
 

@@ -14,7 +14,8 @@ from chat_models import hermes_call
 import ludic
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.moar_cats import WORDS
-from ludic.models.chat import decode, load_tokenizer
+from ludic.models.chat import load_tokenizer
+from ludic.models.decoding import decode
 from ludic.models.tiny import make_tiny_model
 from ludic.records.rollout import WeightSpan
 

@@ -16,7 +16,7 @@ from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import make_environment
 from ludic.environments.rewards import Rubric
 from ludic.environments.single_turn import SingleTurn
-from ludic.models.chat import decode
+from ludic.models.decoding import decode
 from ludic.records.rollout import Message, Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
 from ludic.run.config import RunConfig

@@ -17,7 +17,7 @@ from ludic.adapters.environments import verifiers as adapter
 from ludic.environments.environment import Environment
 from ludic.environments.registry import make_environment, source_of
 from ludic.errors import ConfigError
-from ludic.models.chat import decode
+from ludic.models.decoding import decode
 from ludic.records.rollout import Rollout
 
 pytest.importorskip("verifiers.envs", reason="verifiers 0.1.11 to 0.3 is in an environment of its own: make verifiers")

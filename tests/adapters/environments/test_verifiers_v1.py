@@ -14,7 +14,7 @@ from ludic.environments.environment import Environment, Example, Transition
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment, source_of
 from ludic.errors import ConfigError, TimeLimitError
-from ludic.models.chat import decode
+from ludic.models.decoding import decode
 from ludic.records.rollout import Message
 
 pytest.importorskip(
