@@ -228,7 +228,7 @@ def _load(name: str, url: str, num_clients: int, seconds: float) -> Load:
         while time.monotonic() < begin + seconds:
             episode += 1
             session = f"e{number}-{episode}"
-            token = await asyncio.to_thread(gateway.token, url, session)
+            token = gateway.key.format(session=session)
             for each in body:
                 since = time.monotonic()
                 status, _ = await client.post(gateway.path.format(session=session), token, each)
@@ -298,7 +298,7 @@ class _Tree:
 
     def __init__(self, gateway: Gateway, url: str, session: str) -> None:
         self._url, self._path = url, gateway.path.format(session=session)
-        self._token = gateway.token(url, session)
+        self._token = gateway.key.format(session=session)
         self._random = random.Random(7)
 
     async def grow(self) -> None:
@@ -396,7 +396,7 @@ async def _until_killed(gateway: Gateway, served: Served, chance: random.Random)
 
     async def ask(number: int) -> None:
         client, session = Client(served.url), f"k{number}"
-        token = await asyncio.to_thread(gateway.token, served.url, session)
+        token = gateway.key.format(session=session)
         for call in range(10_000):
             body = _body([_said("system", _SYSTEM), _said("user", f"Task {call} of {number}")])
             try:

@@ -90,15 +90,9 @@ class Gateway:
     """Reads a session."""
     on_s3: bool = False
     """Whether its root is on S3."""
-    open: Callable[[str, str], str] | None = None
-    """Opens a session and returns its bearer token: given the gateway's URL and the session."""
 
     def python(self, peers: Path) -> Path:
         return Path(sys.executable) if self.environment is None else peers / self.environment / "bin" / "python"
-
-    def token(self, url: str, session: str) -> str:
-        """Return the bearer token of a session, which is opened."""
-        return self.open(url, session) if self.open else self.key.format(session=session)
 
     @contextmanager
     def serving(self, peers: Path, engine_url: str, folder: Path, **engine: Any) -> Iterator[Served]:
@@ -169,11 +163,6 @@ def _ludic_upstream(start: Start) -> Sequence[str]:
     return ["env", f"LUDIC_GATEWAY_KEY={_OWN_KEY}", start.python, "-m", "ludic", "gateway", *args]
 
 
-def _open_episode(url: str, session: str) -> str:
-    opened = fetched(f"{url}/episodes", {"episode_id": session}, {"Authorization": f"Bearer {_OWN_KEY}"})
-    return str(opened["key"])
-
-
 def _kept_by_ludic(served: Served, session: str) -> list[Kept]:
     """Assemble a session from what is stored; the audit gives the reasons of calls in no row."""
     from ludic.gateway import SealedEpisode, assemble_episodes
@@ -206,7 +195,8 @@ def _ludic_gateway(name: str, keeps: str, command: Callable[[Start], Sequence[st
         keeps=keeps,
         environment=None,
         command=command,
-        open=_open_episode,
+        path="/e/{session}/1/v1/chat/completions",
+        key=_OWN_KEY,
         kept=_kept_by_ludic,
         on_s3=on_s3,
     )

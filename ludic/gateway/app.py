@@ -21,7 +21,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -185,7 +185,7 @@ class GatewayApp:
             # Only a call that can be read opens an episode.
             episode = episode or await self._named(asked, opens=True)
             caller = _caller(request, asked.path, body)
-            delivery = Delivery(is_gone=request.is_disconnected)
+            delivery = Delivery(is_gone=partial(_has_hung_up, request.receive))
             if not call.stream:
                 done = await self._gateway.call(episode, call, caller, delivery)
                 return self._held(asked, _Answer(delivery, module.response(done, call), media_type=_JSON))
@@ -368,6 +368,20 @@ class _Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await _send_all(send, self.body, self._delivery)
+
+
+async def _has_hung_up(receive: Receive) -> bool:
+    """Return whether a client whose request was read has hung up, without waiting.
+
+    Request.is_disconnected says the same, and takes a tenth of the time that a short call takes here.
+    """
+    waiting = receive().__await__()
+    try:
+        next(waiting)
+    except StopIteration as ended:
+        return bool(ended.value["type"] == "http.disconnect")
+    waiting.close()
+    return False
 
 
 async def _send_all(send: Send, body: bytes | memoryview, delivery: Delivery) -> None:

@@ -62,7 +62,7 @@ WATCH_S = 2.0
 _MOST_SEALED_KEYS = 100_000
 _MOST_CHARACTERS = 10_000
 _MOST_COMPONENTS = 1_000
-_MOST_IDLE_THREADS, _MOST_THREADS = 8, 64
+_MOST_THREADS = 64
 _LOOKS_A_LEASE = 12
 
 
@@ -500,20 +500,14 @@ class _Threads:
                 thread.close()
                 raise
             except BaseException:
-                self._release(thread)
+                self._idle.append(thread)
                 raise
-            self._release(thread)
+            self._idle.append(thread)
             return result
 
     def close(self) -> None:
         while self._idle:
             self._idle.pop().close()
-
-    def _release(self, thread: SideThread) -> None:
-        if len(self._idle) < _MOST_IDLE_THREADS:
-            self._idle.append(thread)
-        else:
-            thread.close()
 
 
 class _OtherLives:

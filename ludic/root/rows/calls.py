@@ -306,6 +306,10 @@ def encode_calls(rows: Sequence[Row]) -> bytes:
 
 MAX_WAIT_S = 0.1
 """Seconds after which a commit begins although others are under way."""
+_INTENT_WAIT_S = 0.02
+"""Seconds for which intents wait for other rows; an answer that is ready by then shares their file."""
+_MOST_BUSY = 0.5
+"""Share of the time in which rows are encoded, so that under load more calls share a file, which costs milliseconds."""
 _REMOTE_WAIT_S = 0.02
 """The same on an object store, where a put takes some 50 ms and several may be under way."""
 _LOCAL_IN_FLIGHT, _REMOTE_IN_FLIGHT = 2, 8
@@ -344,8 +348,9 @@ class CallLog:
     """Appends rows of calls under one life of a gateway. Close it, or use it in `async with`.
 
     Rows that wait are committed together: at once when no commit is under way, else once one has ended, or after
-    MAX_WAIT_S. Files are numbered without gaps, and a row is acknowledged only when the files before its own are
-    stored, too. A file that failed stays in the queue and is tried again under its name.
+    MAX_WAIT_S. Intents alone, whose calls are still sampled, wait a little longer. Files are numbered without gaps, and
+    a row is acknowledged only when the files before its own are stored, too. A file that failed stays in the queue and
+    is tried again under its name.
     """
 
     def __init__(self, root: Root, life: Life) -> None:
@@ -354,7 +359,12 @@ class CallLog:
         num_threads = _LOCAL_IN_FLIGHT if root.is_local else _REMOTE_IN_FLIGHT
         self._wait_s = MAX_WAIT_S if root.is_local else _REMOTE_WAIT_S
         self._waiting: list[_Waiting] = []
-        self._oldest = 0.0
+        self._due_at = 0.0
+        """time.monotonic() at which waiting rows are committed if no commit is under way."""
+        self._late_at = 0.0
+        """The same although some are."""
+        self._free_at = 0.0
+        """From which on rows may be encoded again."""
         self._num_encoding = 0
         self._files: deque[_File] = deque()
         self._sequence = 0
@@ -396,10 +406,14 @@ class CallLog:
                     f"{self._root.url}: {self._unwritten_bytes:,} bytes of calls could not be stored yet; no further "
                     "call is accepted until they are"
                 )
+            now = time.monotonic()
+            due_at = now + (_INTENT_WAIT_S if all(row["event"] == "intent" for row in rows) else 0.0)
             if not self._waiting:
-                self._oldest = time.monotonic()
+                self._late_at = now + self._wait_s
+            if not self._waiting or due_at < self._due_at:
+                self._due_at = due_at
+                self._changed.notify()
             self._waiting.append(waiting)
-            self._changed.notify()
         await waiting.future
         self._life.check()
 
@@ -425,6 +439,7 @@ class CallLog:
     # --- In the threads --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        pa.array([0])  # imports pandas if it is there, which would take the first call a second
         while True:
             with self._changed:
                 while (work := self._next()) is None:
@@ -445,22 +460,27 @@ class CallLog:
                 if self._closed:
                     file.retry_at = float("inf")
                 return file
-        is_idle = not self._num_encoding and not any(file.is_busy for file in self._files)
-        if self._waiting and (is_idle or self._closed or now - self._oldest >= self._wait_s):
+        if self._waiting and (self._closed or now >= self._begin_at()):
             taken, self._waiting = self._waiting, []
             self._num_encoding += 1
             return taken
         return None
 
+    def _begin_at(self) -> float:
+        """Return when the waiting rows are to be committed, unless a commit ends before. Call it with the lock."""
+        is_idle = not self._num_encoding and not any(file.is_busy for file in self._files)
+        return max(self._due_at, self._free_at) if is_idle else self._late_at
+
     def _patience(self) -> float | None:
         """Return seconds until something is due; None if nothing is until a notice."""
         times = [file.retry_at for file in self._files if file.error is not None and not file.is_busy]
         if self._waiting:
-            times.append(self._oldest + self._wait_s)
+            times.append(self._begin_at())
         return max(0.0, min(times) - time.monotonic()) if times and min(times) < float("inf") else None
 
     def _begin(self, taken: list[_Waiting]) -> None:
         """Encode rows, and store them as the next file."""
+        began = time.monotonic()
         try:
             data, texts = self._encode(taken)
         except BaseException as error:
@@ -479,6 +499,8 @@ class CallLog:
             name = CALLS.name(SequenceName(self._life.worker_id, self._sequence))
             self._sequence += 1
             self._num_encoding -= 1
+            now = time.monotonic()
+            self._free_at = now + (now - began) * (1 / _MOST_BUSY - 1)
             file = _File(name, data, texts, taken)
             self._files.append(file)
             self._unwritten_bytes += len(data)

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from agent_calls import SYSTEM, TOOLS, call_row, claimed, tokens
 from tiny_runs import create_root
 
 from ludic.errors import FencedError, InvalidBatchError, NameTakenError, StoreError
 from ludic.records import Message, Ragged
-from ludic.root import Root, claim_life, newest_episode_claim, open_episodes_of, seal_episode, take_over
+from ludic.root import CALLS, Root, claim_life, newest_episode_claim, open_episodes_of, seal_episode, take_over
 from ludic.root.rows.calls import CallLog, read_calls, read_prompt, whole_columns, whole_messages, whole_prompts
 
 ASKED = Message(role="user", content="hi")
@@ -20,6 +21,23 @@ ASKED = Message(role="user", content="hi")
 @pytest.fixture
 def run(tmp_path: Path) -> Root:
     return create_root(str(tmp_path / "run"), "tiny")
+
+
+def test_an_intent_is_stored_alone_or_with_an_answer_that_is_ready_soon(run: Root) -> None:
+    life = claim_life(run)
+    claimed(life)
+
+    async def append() -> None:
+        async with CallLog(run, life) as log:
+            await log.append(call_row(event="intent"))
+            soon = call_row(prompt_tokens=tokens(1), response_tokens=tokens(2), answer=SYSTEM)
+            intent = asyncio.create_task(log.append(call_row(event="intent", call_id=soon["call_id"])))
+            await asyncio.sleep(0)
+            await asyncio.gather(log.append(soon), intent)
+
+    asyncio.run(append())
+    files = [pq.read_table(f"{run.path}/{CALLS.name(each)}")["event"].to_pylist() for each in CALLS.listed(run)]
+    assert files == [["intent"], ["intent", "call"]]
 
 
 def test_calls_are_stored_as_differences_and_read_back_whole(run: Root) -> None:
