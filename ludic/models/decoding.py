@@ -54,8 +54,8 @@ _tables: WeakKeyDictionary[Tokenizer, _Bytes | None] = WeakKeyDictionary()
 
 def _table_of(tokenizer: Any) -> _Bytes | None:
     """Return the table of a tokenizer; None unless it decodes byte-level BPE in the known way."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if type(getattr(backend, "decoder", None)).__name__ != "ByteLevel":
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or type(backend.decoder).__name__ != "ByteLevel":
         return None
     if not all(_defining_module(tokenizer, name).startswith(_OWN_DECODE) for name in ("decode", "_decode")):
         return None
