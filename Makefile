@@ -72,8 +72,8 @@ integration: .venv/installed  ## whole runs in processes of their own, pipelines
 faults: .venv/installed  ## hundreds of injected crashes and real kills
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(TWICE) tests/faults
 
-soak: .venv/installed  ## the state machine of the store, for an hour
-	LUDIC_SOAK=1 $(BIN)/python -m pytest tests/faults --timeout=7200
+soak: .venv/installed  ## the state machine of the store, for an hour; kills and random trees of calls, in larger numbers
+	LUDIC_SOAK=1 $(BIN)/python -m pytest tests/faults tests/rollouts/test_killed_requests.py tests/gateway --timeout=7200
 
 readers: .venv/readers  ## read a root with pandas, datasets, Ray and Spark
 	$(BIN)/python -m pytest $(TWICE) tests/readers

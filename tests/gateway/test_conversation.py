@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -269,7 +270,7 @@ def test_prompts_of_random_conversations_extend_stored_tokens_and_say_what_the_t
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=400 if "LUDIC_SOAK" in os.environ else 100)
 @given(data=st.data())
 def test_prompts_of_many_random_conversations_extend_stored_tokens(data: st.DataObject) -> None:
     check_random_conversations(data)
