@@ -1,6 +1,5 @@
 """Gateways that are really killed, and one that sleeps: no acknowledged call is lost or doubled, and open ones show."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -17,6 +16,7 @@ import gateway_lives
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from preloaded import fork_server
 from tiny_runs import create_root
 
 import ludic
@@ -26,9 +26,7 @@ from ludic.root.maintenance.verify import check_root
 from ludic.root.rows.calls import read_calls
 from ludic.root.rows.tables import read_table
 
-fork_server = multiprocessing.get_context("forkserver")
-# A process then starts in some ms: what it imports is there already.
-fork_server.set_forkserver_preload(["ludic.root.rows.calls", "ludic.root.gateways", "s3fs"])
+processes = fork_server("ludic.root.rows.calls", "ludic.root.gateways", "s3fs")
 
 
 @dataclass
@@ -54,10 +52,10 @@ class Gateway:
 
 
 def start(url: str, *, lease_s: float = 12.0) -> Gateway:
-    said, says = fork_server.Pipe(duplex=False)
+    said, says = processes.Pipe(duplex=False)
     with says:
         arguments = (says, dict(os.environ), url, lease_s)
-        process = fork_server.Process(target=gateway_lives.serve, args=arguments, daemon=True)
+        process = processes.Process(target=gateway_lives.serve, args=arguments, daemon=True)
         process.start()
     return Gateway(process, said)
 

@@ -5,7 +5,6 @@ Each life serves the same root; agents keep their keys and repeat what they have
 
 import asyncio
 import json
-import multiprocessing
 import os
 import random
 import uuid
@@ -18,6 +17,7 @@ import httpx2
 import pytest
 from gateway.scripted import Asked, Turn, says
 from gateway.served import OWN_KEY, Episode, serve_until_killed, tokens_in_masks
+from preloaded import fork_server
 
 import ludic
 from ludic.gateway.assembly import SealedEpisode, assemble_episodes
@@ -29,17 +29,13 @@ from ludic.run.run_json import put_run
 
 NUM_AGENTS = 6
 CALLS_A_LIFE = 400
-fork_server = multiprocessing.get_context("forkserver")
-# The fork server finds installed modules alone: those that take longest.
-fork_server.set_forkserver_preload(
-    [
-        "httpx2",
-        "ludic.gateway.assembly",
-        "ludic.gateway.conversation",
-        "ludic.gateway.server",
-        "ludic.models.tiny",
-        "s3fs",
-    ]
+processes = fork_server(
+    "httpx2",
+    "ludic.gateway.assembly",
+    "ludic.gateway.conversation",
+    "ludic.gateway.server",
+    "ludic.models.tiny",
+    "s3fs",
 )
 
 
@@ -61,7 +57,7 @@ class Life:
     process: Any = None
 
     async def start(self) -> None:
-        hears, speaks = fork_server.Pipe(duplex=False)
+        hears, speaks = processes.Pipe(duplex=False)
         args = (
             serve_until_killed,
             dict(os.environ),
@@ -71,7 +67,7 @@ class Life:
             self.journal,
             self.number * CALLS_A_LIFE,
         )
-        self.process = fork_server.Process(target=_live, args=args, daemon=True)
+        self.process = processes.Process(target=_live, args=args, daemon=True)
         self.process.start()
         speaks.close()
         self.url = await asyncio.to_thread(hears.recv)

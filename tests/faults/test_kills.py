@@ -1,7 +1,6 @@
 """Workers, trainers and compactors that are really killed: nothing is lost, doubled, or unreadable."""
 
 import itertools
-import multiprocessing
 import os
 import random
 import signal
@@ -16,6 +15,7 @@ from multiprocessing.process import BaseProcess
 
 import lives
 import pytest
+from preloaded import fork_server
 from strategies import as_plain
 
 from ludic.records.conversion import from_table
@@ -27,9 +27,7 @@ from ludic.root.rows.files import list_files
 from ludic.root.rows.parquet import read_columns
 from ludic.run.run_json import put_run, run_of
 
-# A process then starts in some ms: what it imports is there already.
-fork_server = multiprocessing.get_context("forkserver")
-fork_server.set_forkserver_preload(["hypothesis.strategies", "ludic.root.maintenance.compaction", "s3fs"])
+processes = fork_server("hypothesis.strategies", "ludic.root.maintenance.compaction", "s3fs")
 
 
 @dataclass
@@ -50,9 +48,9 @@ class Life:
 
 
 def start(function: Callable[..., None], *args: object) -> Life:
-    said, says = fork_server.Pipe(duplex=False)
+    said, says = processes.Pipe(duplex=False)
     with says:
-        process = fork_server.Process(target=lives.live, args=(function, dict(os.environ), says, *args), daemon=True)
+        process = processes.Process(target=lives.live, args=(function, dict(os.environ), says, *args), daemon=True)
         process.start()
     return Life(process, said)
 

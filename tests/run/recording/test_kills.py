@@ -1,6 +1,5 @@
 """Recorders that are really killed at any moment, and the lives that follow them."""
 
-import multiprocessing
 import os
 import random
 import time
@@ -9,19 +8,19 @@ from typing import Any
 
 import lives
 import pytest
+from preloaded import fork_server
 from recorded import MODEL, claims_of, ledger_of, metrics_of, problems_of, rows_of
 
 import ludic
 
-fork_server = multiprocessing.get_context("forkserver")
-fork_server.set_forkserver_preload(["lives", "ludic.run.recording.recorder"])
+processes = fork_server("lives", "ludic.run.recording.recorder")
 
 
 def live(url: str, first_step: int, seconds: float) -> dict[int, list[str]]:
     """Record from a step on, and kill the process that many seconds after its first step; what it said of each step."""
-    said, says = fork_server.Pipe(duplex=False)
+    said, says = processes.Pipe(duplex=False)
     with says:
-        process = fork_server.Process(target=lives.live, args=(lives.record, dict(os.environ), says, url, first_step))
+        process = processes.Process(target=lives.live, args=(lives.record, dict(os.environ), says, url, first_step))
         process.start()
     found: dict[int, list[str]] = {}
     with said, suppress(EOFError):
@@ -65,9 +64,9 @@ def test_a_trainer_takes_the_rows_of_samplers_that_are_killed(root_url: str):
     taken: list[list[str]] = []
     with ludic.record(root_url, model=MODEL) as trainer:
         for life in range(3):
-            said, says = fork_server.Pipe(duplex=False)
+            said, says = processes.Pipe(duplex=False)
             args = (lives.sample, dict(os.environ), says, root_url, life * 1000)
-            sampler = fork_server.Process(target=lives.live, args=args)
+            sampler = processes.Process(target=lives.live, args=args)
             with says:
                 sampler.start()
             with said:
