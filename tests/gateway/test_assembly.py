@@ -1,6 +1,7 @@
 """Calls become rows: parents by the longest prefix, forks, retries, cut episodes; each sampled token counts once."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -249,14 +250,17 @@ def test_weight_versions_and_lost_arrays_of_a_row_follow_from_its_calls():
     assert (row.policy_version, row.policy_version_last, row.capture) == (3, 4, "ids")
 
 
-def test_text_calls_are_matched_by_what_clients_do_not_change():
-    calls, asked = Calls(), Message(role="user", content="hi ")
+def test_text_calls_are_matched_as_the_gateway_matches_conversations():
+    calls, asked = Calls(), Message(role="user", content="hi")
     text = {"capture": "text", "prompt_tokens": None, "response_tokens": None, "response_logprobs": None}
-    calls.add([], [], messages=(asked,), answer=said("well", ToolCall(id="1", name="f", arguments='{"a": 1}')), **text)
-    changed = said(" well", ToolCall(id="2", name="f", arguments='{ "a":1 }'))
-    calls.add([], [], messages=(Message(role="user", content="hi"), changed, asked), answer=said("end"), **text)
+    thought = said("<think>\nhm\n</think>\n\nwell", ToolCall(id="1", name="f", arguments='{"a": 1}'))
+    calls.add([], [], messages=(asked,), answer=thought, **text)
+    changed = said(" well", ToolCall(id="2", name="f", arguments='{ "a":1.0 }'))
+    calls.add([], [], messages=(asked, changed, asked), answer=said("end"), **text)
+    calls.add([], [], messages=(replace(asked, content="hi "), changed, asked), answer=said("end"), **text)
     found = assembled(calls, reward=1.0)
-    assert [(row.parent_call_id, row.reason) for row in found.audit] == [(None, "text"), ("e-000", "text")]
+    assert [row.parent_call_id for row in found.audit] == [None, "e-000", None]
+    assert {row.reason for row in found.audit} == {"text"}
     assert found.rollouts == []
 
 
