@@ -281,7 +281,7 @@ def _calls_to_plan(calls: Sequence[ReadCall], current: Mapping[str, int]) -> pa.
     rows = [
         (
             *(scopes[call.run], call.number, call.call_id, call.event),
-            *(call.values[name] for name in ("idempotency_digest", "retry_of")),
+            *(call.values[name] for name in ("idempotency_digest", "retry_of", "base_messages_call_id")),
             current.get(call.episode_id) == call.attempt and not call.is_left_behind,
             *(call.has_whole, call.num_sampled),
         )

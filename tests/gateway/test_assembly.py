@@ -209,6 +209,17 @@ def test_best_of_n_trains_all_n_completions_and_a_repeated_one_only_the_answer_t
     assert [row.reason for row in found.audit] == [None] * 3 + ["retry"] * 2 + [None] * 2
 
 
+def test_a_repeated_answer_counts_if_a_conversation_goes_on_with_it_whose_tokens_do_not():
+    calls, asked = Calls(), Message(role="user", content="hi")
+    lost = calls.add([1], [2, 3], messages=(asked,), answer=said("well"))
+    again = calls.add([1], [4, 5], messages=(asked,), answer=said("fine"), retry_of=lost["call_id"])
+    continued = {"base_messages_call_id": again["call_id"], "base_num_messages": 2}
+    calls.add([1, 6, 7], [8], messages=(asked, said("fine"), asked), answer=said("end"), **continued)  # 4, 5 as 6
+    found = assembled(calls, reward=1.0)
+    assert [(row.parent_call_id, row.reason) for row in found.audit] == [(None, "retry"), (None, None), (None, None)]
+    assert [row.response_tokens.tolist() for row in found.rollouts] == [[4, 5], [8]]
+
+
 def test_calls_whose_base_is_missing_are_quarantined_and_the_others_assembled():
     calls = Calls()
     lost = calls.add([1], [2])

@@ -19,7 +19,7 @@ from ludic.root.sql.library import reason_of
 CALLS_TO_PLAN = pa.schema(
     [
         *[("scope", pa.int64()), ("number", pa.int64()), ("call_id", pa.string()), ("event", pa.string())],
-        *[("idempotency_digest", pa.string()), ("retry_of", pa.string())],
+        *[("idempotency_digest", pa.string()), ("retry_of", pa.string()), ("continues", pa.string())],
         *[("is_current", pa.bool_()), ("has_whole", pa.bool_()), ("num_sampled", pa.int64())],
     ]
 )

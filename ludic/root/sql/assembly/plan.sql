@@ -1,6 +1,8 @@
 -- plan: where the completion of each call belongs: its parent, its segment, and whether it is trained on, or why not
 -- grain: one row per number | reads: calls, prefixes
 -- calls: one row per call: its answer, else its failure, else its intent; numbered in the order in which they began
+-- continues: call_id of the call whose messages and answer begin this call's messages; its tokens may begin no prompt
+-- where a server tokenizes each conversation, or a template drops thinking
 -- scope: an attempt at an episode; calls of different scopes have nothing to do with each other
 -- is_current: false for calls of an attempt that another one replaced; has_whole: false for a call whose prompt is not
 -- known, since a call that it extends is missing; num_sampled: delivered tokens
@@ -8,7 +10,7 @@
 -- unit is a token, or a message of a call without token ids
 -- parent: the earlier call whose prompt and completion are the longest beginning of this prompt; of equal ones the first
 -- rivals: answered calls with one idempotency key, or that repeat one call, or of which one repeats the other (retry_of);
--- those that a later call extends count; if none is extended, none counts (unresolved). Equal requests alone are none:
+-- those that a later call extends, or continues, count; if none is extended, none counts (unresolved). Equal requests alone are none:
 -- an agent may ask for several answers. The gateway knows whether a client may have lost an answer, and names that call
 -- segment: number of the first call of the segment; of the children of a call one goes on with its segment, the first
 -- that was extended, else the first; each other child begins a segment
@@ -28,10 +30,17 @@ with recursive parents as (
 ),
 
 linked as (
-    select calls.*, parents.parent, children.number is not null as is_extended
+    select
+        calls.*,
+        parents.parent,
+        children.number is not null
+        or continued.call_id is not null as is_extended
     from calls
     left join parents using (number)
     left join (select distinct parent as number from parents) as children using (number)
+    left join
+        (select distinct scope, continues as call_id from calls where event = 'call') as continued
+        using (scope, call_id)
 ),
 
 requests as (
