@@ -157,6 +157,14 @@ WRONG: list[tuple[str, str, dict[str, str], bytes, int, str]] = [
     ("POST", "/episodes", {"Authorization": "Bearer KEY"}, b"{}", 401, "own key"),
     ("POST", "/episodes", {"Authorization": f"Bearer {OWN_KEY}"}, b'{"epsiode_id": "a"}', 400, "epsiode_id"),
     ("POST", "/episodes", {"Authorization": f"Bearer {OWN_KEY}"}, b'{"facts": {"grop_id": 1}}', 400, "grop_id"),
+    *(
+        ("POST", "/episodes", {"x-api-key": OWN_KEY}, b'{"facts": {"columns": {%b}}}' % each, 400, words)
+        for each, words in (
+            (b'"reward": 1', "'reward', wanted example_columns, extra, wanted"),
+            (b'"wanted": 4', "wanted 4, wanted a text"),
+            (b'"extra": {"x_level": 1}', "'x_level'"),
+        )
+    ),
 ]  # fmt: skip
 
 
