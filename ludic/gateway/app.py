@@ -41,6 +41,7 @@ from ludic.gateway.dialects import DIALECTS, DialectModule, count_tokens, models
 from ludic.gateway.episodes import EpisodeFacts, EpisodeResult, OpenEpisode, key_digest
 from ludic.gateway.gateway import Gateway
 from ludic.root import EPISODE
+from ludic.settings import RequestLimit, in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ _HINT = re.compile(r"session|conversation|thread|subagent|agent-id|parent|tracep
 _PARENT = re.compile(r"parent-(?:agent|call|thread|session|request|response|id)|(?<!trace)parent$")
 _MOST_HINTS, _MOST_HINT = 16, 256
 _RETRY_AFTER_S = 1.0
+_LARGE_BODY = 256_000
+"""Bytes from which a body is read in a thread: many small objects of this size take 0.1 s."""
 _NOT_HERE = {
     "/embeddings": "the gateway serves no embeddings, which train nothing; send them to another server",
     "/responses/": "a stored response is not served again, cancelled, deleted or compacted; its call is in the root",
@@ -129,6 +132,10 @@ class GatewayApp:
         self._names = None if names is None else {name.lower() for name in names}
         self._opening: dict[tuple[str, int], asyncio.Task[OpenEpisode]] = {}
         self._held_bytes = 0
+        self._num_counted = 0
+        """Requests whose tokens are being counted."""
+        self._reading = RequestLimit(1)
+        """Of large bodies, which take much memory."""
         self._router = Router(
             [
                 Route("/chat/completions", self._model_call("chat"), methods=["POST"]),
@@ -181,7 +188,7 @@ class GatewayApp:
             asked: _Asked = request.scope["asked"]
             episode = await self._episode(request, asked)
             body = await self._body(request, asked)
-            call = module.read(body, lenient=self._gateway.settings.lenient, names=self._model_names)
+            call = await self._read(module, body)
             # Only a call that can be read opens an episode.
             episode = episode or await self._named(asked, opens=True)
             caller = _caller(request, asked.path, body)
@@ -198,6 +205,14 @@ class GatewayApp:
 
         return answer
 
+    async def _read(self, module: DialectModule, body: bytes) -> CallRequest:
+        """Read the body of a call; a large one in a thread, one at a time, while other requests are answered."""
+        read = partial(module.read, body, lenient=self._gateway.settings.lenient, names=self._model_names)
+        if len(body) < _LARGE_BODY:
+            return read()
+        async with self._reading.turn():
+            return await in_thread(read)
+
     @property
     def _model_names(self) -> tuple[str, ...]:
         return (self._gateway.backend.model,)
@@ -206,8 +221,16 @@ class GatewayApp:
         asked: _Asked = request.scope["asked"]
         await self._check_key(request, asked)
         body = await self._body(request, asked)
-        call = DIALECTS["messages"].read(body, lenient=self._gateway.settings.lenient, names=self._model_names)
-        return Response(count_tokens(await self._gateway.backend.count(call)), media_type=_JSON)
+        most = self._gateway.settings.max_in_flight
+        if self._num_counted >= most:
+            sentence = f"the tokens of {most} requests are counted, the gateway's limit (--max-in-flight); try again"
+            raise refused("full", sentence, retry_after_s=_RETRY_AFTER_S)
+        self._num_counted += 1
+        try:
+            call = await self._read(DIALECTS["messages"], body)
+            return Response(count_tokens(await self._gateway.backend.count(call)), media_type=_JSON)
+        finally:
+            self._num_counted -= 1
 
     async def _models(self, request: Request) -> Response:
         await self._check_key(request, request.scope["asked"])

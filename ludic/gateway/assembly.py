@@ -6,7 +6,6 @@ token is tokenised or realigned here: a call whose prompt can't be rebuilt is le
 """
 
 import hashlib
-import json
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,9 +19,9 @@ import pyarrow as pa
 from msgspec import convert
 
 from ludic.agents import CompletionSpan, RowBuilder, version_columns
-from ludic.base import read_json
 from ludic.engines import Completion
 from ludic.gateway.episodes import EpisodeFacts, EpisodeResult
+from ludic.gateway.matching import beginnings
 from ludic.records import (
     AWAITS_SCORE,
     LARGEST_REWARD,
@@ -282,7 +281,7 @@ def _calls_to_plan(calls: Sequence[ReadCall], current: Mapping[str, int]) -> pa.
     rows = [
         (
             *(scopes[call.run], call.number, call.call_id, call.event),
-            *(call.values[name] for name in ("idempotency_digest", "retry_of")),
+            *(call.values[name] for name in ("idempotency_digest", "retry_of", "base_messages_call_id")),
             current.get(call.episode_id) == call.attempt and not call.is_left_behind,
             *(call.has_whole, call.num_sampled),
         )
@@ -319,10 +318,11 @@ _Units = np.ndarray | list[bytes]
 
 
 def _parts(call: ReadCall) -> tuple[_Units, _Units]:
-    """Return the units of a call's prompt and of its completion: tokens, or digests of messages."""
+    """Return the units of a call's prompt and of its completion: tokens, or digests of all messages so far."""
     if call.is_text:
-        answer = [] if call.answer is None else [_message_digest(call.answer)]
-        return [_message_digest(message) for message in call.messages], answer
+        answer = () if call.answer is None else (call.answer,)
+        _, *digests = beginnings((*call.messages, *answer))
+        return digests[: len(call.messages)], digests[len(call.messages) :]
     assert call.prompt is not None
     return call.prompt, np.zeros(0, np.int32) if call.completion is None else call.completion.tokens
 
@@ -345,21 +345,6 @@ def _bytes_of(units: _Units) -> bytes:
     if isinstance(units, list):
         return b"".join(units)
     return np.ascontiguousarray(units, "<i4").tobytes()
-
-
-def _message_digest(message: Message) -> bytes:
-    """Return a digest that is equal for messages that differ in what clients change alone."""
-    calls = [[call.name, _json_value(call.arguments)] for call in message.tool_calls]
-    role = "system" if message.role == "developer" else message.role
-    text = json.dumps([role, message.content.strip(), calls], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
-
-
-def _json_value(text: str) -> Any:
-    try:
-        return read_json(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 # --- Rows ---------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class GatewaySettings:
     keep_thinking: bool = False
     """Keep the thinking of earlier answers in prompts, where the chat template would drop it."""
     max_in_flight: InFlight = 1024
-    """Maximum calls at a time; others are answered 429 with Retry-After."""
+    """Maximum calls at a time, and as many counts of tokens; others are answered 429 with Retry-After."""
     max_episodes: PositiveCount = 10_000
     """Maximum open episodes; others are answered 429."""
     episode_timeout_s: SecondsOfADay = 86_400.0

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from ludic.agents import Agent, beside
@@ -112,6 +113,7 @@ class EngineBackend:
             )
         if prompt is None:
             num_characters = sum(len(each.content) for each in request.messages)
+            num_characters += len(msgspec.json.encode(request.tools, enc_hook=dict))
             prompt = await self._beside(num_characters, partial(self._prompts.whole, request, known, earlier))
         if known is None:
             return prompt

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ludic.base import RECORDED_ENV
@@ -13,6 +14,10 @@ from ludic.root import EpisodeEndKind
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+OWN_COLUMNS: Mapping[str, Any] = MappingProxyType({"wanted": str | None, "example_columns": str | None, "extra": dict})
+"""Columns of rollouts that an episode may set, and the types of their values. `extra` has the run's own columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +35,7 @@ class EpisodeFacts:
     """Position of the episode in the run's schedule."""
     purpose: Purpose = "train"
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Other values of its rows, JSON values by column of rollouts, such as wanted and example_columns."""
+    """Other values of its rows, by column of OWN_COLUMNS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

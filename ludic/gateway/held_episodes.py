@@ -7,10 +7,11 @@ while it lives, calls are refused with its address. Only digests of keys are kep
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
+from reprlib import repr as shown
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from ludic.gateway.call_rows import held_calls, prompt_digests
 from ludic.gateway.calls import refused
 from ludic.gateway.episode_calls import EpisodeCalls, HeldCall
 from ludic.gateway.episodes import (
+    OWN_COLUMNS,
     CallCounts,
     EpisodeFacts,
     EpisodeResult,
@@ -157,6 +159,7 @@ class HeldEpisodes:
         name = new_id() if episode_id is None else episode_id, attempt
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         _check(attempt, seed, facts, timeout_s)
+        _check_columns(facts.columns, self._root.extra_columns)
         key = make_key()
         expires_at = datetime.now(UTC) + timedelta(seconds=min(timeout_s, self._timeout_s))
         self._num_opening += 1
@@ -573,8 +576,24 @@ def _check(attempt: int, seed: int | None, facts: EpisodeFacts, timeout_s: float
     for name, text in texts.items():
         if text != storable(text) or len(text) > _MOST_CHARACTERS:
             raise refused("invalid", f"{name} is not UTF-8, or has over {_MOST_CHARACTERS:,} characters", field=name)
+
+
+def _check_columns(columns: Mapping[str, Any], extra_columns: Collection[str]) -> None:
+    """Raise RefusedCallError for values of columns that no row of the episode could hold."""
+    for name, value in columns.items():
+        kind = OWN_COLUMNS.get(name)
+        if kind is None:
+            sentence = f"columns has {name[:100]!r}, wanted {', '.join(sorted(OWN_COLUMNS))}"
+            raise refused("invalid", sentence, field="columns")
+        if not isinstance(value, kind):
+            wanted = "an object" if kind is dict else "a text"
+            raise refused("invalid", f"columns has {name} {shown(value)}, wanted {wanted}", field="columns")
+    for name in columns.get("extra") or ():
+        if name not in extra_columns:
+            sentence = f"extra has {name[:100]!r}, wanted the run's extra_columns: {', '.join(extra_columns) or 'none'}"
+            raise refused("invalid", sentence, field="columns")
     try:
-        msgspec.json.decode(msgspec.json.encode(dict(facts.columns)), strict=True)
+        msgspec.json.decode(msgspec.json.encode(dict(columns)), strict=True)
     except (TypeError, UnicodeEncodeError, msgspec.DecodeError) as error:
         raise refused("invalid", f"columns hold a value that JSON can't: {one_line(error)}", field="columns") from None
 

@@ -1,4 +1,4 @@
-"""Find the earlier call of an episode that a conversation continues, whatever clients change in answers.
+"""Compare conversations whatever clients change in answers; find the earlier call of an episode that one continues.
 
 Clients send a whole conversation with each call, and return an answer changed: without its thinking, or with it in the
 content; with arguments as other JSON text; with other blanks around it; with a name, or other ids of tool calls.
@@ -25,7 +25,7 @@ _ends: WeakKeyDictionary[StoredCall, tuple[int, bytes]] = WeakKeyDictionary()
 """Number and digest of the messages and the answer of stored calls."""
 
 
-def normalised(message: Message, call_number: int | None = None) -> Comparable:
+def _normalised(message: Message, call_number: int | None = None) -> Comparable:
     """Return a message without what clients change.
 
     call_number: position of the tool call that the message answers among those of the answer before; None if it is not
@@ -57,7 +57,7 @@ class SentMessages:
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
-        self._digests = [*_digests(messages)]
+        self._digests = [*beginnings(messages)]
         """By number of messages, of these messages."""
 
     def longest_known(self, earlier: Iterable[StoredCall]) -> StoredCall | None:
@@ -93,13 +93,13 @@ def longest_known(messages: Sequence[Message], earlier: Iterable[StoredCall]) ->
 
 def _end(call: StoredCall) -> tuple[int, bytes]:
     if call not in _ends:
-        *_, digest = _digests((*call.messages, call.answer))
+        *_, digest = beginnings((*call.messages, call.answer))
         _ends[call] = len(call.messages) + 1, digest
     return _ends[call]
 
 
-def _digests(messages: Sequence[Message]) -> Iterator[bytes]:
-    """Yield the digests of the first 0, 1, 2, ... messages."""
+def beginnings(messages: Sequence[Message]) -> Iterator[bytes]:
+    """Yield the digests of the first 0, 1, 2, ... messages, without what clients change; thinking is in none."""
     digest = b""
     yield digest
     positions: dict[str, int] = {}
@@ -111,7 +111,7 @@ def _digests(messages: Sequence[Message]) -> Iterator[bytes]:
         if message.role == "tool":
             answered, number = positions.get(message.tool_call_id or "", number), number + 1
         hashed = blake2b(digest, digest_size=_SIZE)
-        for text in normalised(message, answered):
+        for text in _normalised(message, answered):
             data = text.encode("utf-8", "surrogatepass")
             hashed.update(len(data).to_bytes(8, "big"))
             hashed.update(data)

@@ -18,7 +18,7 @@ from ludic.base import Track, untracked
 from ludic.errors import ConfigError, NameTakenError
 from ludic.gateway.assembly import POSTED, Assembly, MakeTokens, SealedEpisode, assemble_episodes
 from ludic.gateway.calls import refused
-from ludic.gateway.episodes import EpisodeFacts, EpisodeResult
+from ludic.gateway.episodes import OWN_COLUMNS, EpisodeFacts, EpisodeResult
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata, find_problems
 from ludic.root import (
     GATEWAYS,
@@ -42,8 +42,6 @@ POSTED_VERSION = hashlib.sha256(POSTED.encode()).hexdigest()[:16]
 """Version of the scorer of posted scores; one for all, so that groups are not mixed: the first score counts."""
 ASSEMBLER = "ludic assemble"
 """Address of the life that seals episodes, for it is no worker's."""
-OWN_FACTS = frozenset({"wanted", "example_columns", "extra"})
-"""Columns of its rows that a claim may set by `facts`."""
 _EPISODES_A_PLAN = 256
 
 
@@ -170,9 +168,11 @@ def _over(root: Root, claims: Sequence[EpisodeClaim], left: dict[str, str], *, i
 
 def _has_sound_facts(claim: EpisodeClaim, left: dict[str, str]) -> bool:
     """Return whether a claim names only columns that it may set; note it in `left` if not."""
-    others = sorted(claim.facts.keys() - OWN_FACTS)
+    others = sorted(claim.facts.keys() - OWN_COLUMNS.keys())
     if others:
-        left[claim.episode_id] = f"its claim sets {', '.join(others)[:200]}; it may set {', '.join(sorted(OWN_FACTS))}"
+        left[claim.episode_id] = (
+            f"its claim sets {', '.join(others)[:200]}; it may set {', '.join(sorted(OWN_COLUMNS))}"
+        )
     return not others
 
 

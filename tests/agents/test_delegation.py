@@ -1,14 +1,14 @@
 """Tasks that an agent hands to other agents: rows, rewards, limits, and children that fail."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_models import ScriptedEngine, chat_tokenizer, hermes_call, scripted_agent
+from chat_models import chat_tokenizer, hermes_call, scripted_agent
 from episodes import EXAMPLE, Script, end, go_on, run_episode, without_place
+from gateway.scripted import Asked, ScriptedEngine, Turn
 
 from ludic.agents.agent import Agent
 from ludic.agents.contexts import make_context
@@ -29,20 +29,14 @@ class Answers(ScriptedEngine):
 
     def __init__(self, rules: dict[str, str], delays_s: dict[str, float] | None = None) -> None:
         """delays_s: seconds for an answer, by its rule."""
-        super().__init__([])
+        super().__init__(self._said, tokenizer=chat_tokenizer())
         self.rules, self.delays_s = rules, delays_s or {}
-        self.num_running = self.most_running = 0
 
-    async def generate(self, request: GenerationRequest) -> Completion:
-        prompt = decode(chat_tokenizer(), request.prompt_tokens)
+    def _said(self, asked: Asked) -> Turn:
+        prompt = decode(chat_tokenizer(), asked.request.prompt_tokens)
         last = prompt.split("\nuser\n")[-1]
         rule = next(rule for rule in self.rules if rule in last)
-        self.num_running += 1
-        self.most_running = max(self.most_running, self.num_running)
-        await asyncio.sleep(self.delays_s.get(rule, 0.01))
-        self.num_running -= 1
-        self.script, self.num_asked = [self.rules[rule]], 0
-        return await super().generate(request)
+        return Turn(text=self.rules[rule], delay_s=self.delays_s.get(rule, 0.01))
 
 
 def delegate(task: str, **arguments: str) -> str:
@@ -79,7 +73,7 @@ def test_a_task_is_answered_by_an_agent_that_sees_nothing_else() -> None:
     assert (step.observation, step.action, step.terminated) == ("add 1 and 2", "3", True)
     # Without a score of its own, the child has the reward of the episode.
     assert (parent.episode_reward, child.episode_reward) == (1.0, 1.0)
-    assert len({request.seed for request, _ in engine.calls}) == 3
+    assert len({sample.request.seed for sample in engine.log}) == 3
 
 
 def test_several_tasks_of_one_completion_run_side_by_side() -> None:
@@ -232,7 +226,7 @@ def test_an_error_of_the_engine_is_no_answer() -> None:
 
     class Fails(Answers):
         async def generate(self, request: GenerationRequest) -> Completion:
-            if len(self.calls) == 2:
+            if len(self.log) == 2:
                 raise ModelError("the weights are gone")
             return await super().generate(request)
 

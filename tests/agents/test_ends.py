@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from chat_models import scripted_agent
 from episodes import EXAMPLE, Script, end, go_on, run_episode, without_place
+from gateway.scripted import ScriptedEngine
 
 from ludic.agents.episode import MAX_STEPS
 from ludic.agents.episode_agent import INCOMPLETE_OBSERVATION
 from ludic.agents.parsers import make_parser
 from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
+from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import SpanReward, Transition
 from ludic.errors import ConfigError
 from ludic.records.rollout import Message
@@ -256,10 +258,17 @@ def test_an_error_of_the_engine_is_not_one_of_the_episode() -> None:
 
 
 def test_an_engine_that_returns_no_sampling_mask_is_told_so() -> None:
+    class Maskless(ScriptedEngine):
+        async def generate(self, request: GenerationRequest) -> Completion:
+            said = await super().generate(request)
+            return replace(said, columns={"response_logprobs": said.logprobs})
+
+    agent = scripted_agent([])
+    agent = replace(agent, engine=Maskless(["a"], tokenizer=agent.tokenizer))
     with pytest.raises(
         ConfigError, match=r"engine scripted 1 returns no kept_tokens, which training needs.*--keep-sampling-mask False"
     ):
-        run_episode(scripted_agent(["a"]), Script([end()]), sampling={"top_k": 5, "return_mask": True})
+        run_episode(agent, Script([end()]), sampling={"top_k": 5, "return_mask": True})
 
 
 def test_a_reset_that_fails_gives_the_examples_prompt() -> None:

@@ -4,8 +4,9 @@ from copy import deepcopy
 from functools import cache
 
 import pytest
-from chat_models import ScriptedEngine, chat_tokenizer
+from chat_models import chat_tokenizer
 from episodes import Script, end, go_on, run_episode
+from gateway.scripted import ScriptedEngine
 from transformers import PreTrainedTokenizerFast
 
 from ludic.agents.agent import Agent
@@ -86,7 +87,7 @@ def test_calls_and_results_of_several_turns_extend_one_row() -> None:
     assert {len(each) for each in ids} == {9}
     text = mistral_tokenizer().decode(row.response_tokens.tolist())
     assert f'{SCRIPT[0]}</s>[TOOL_RESULTS] {{"content": 2, "call_id": ' in text
-    assert row.action_length == sum(len(completion.tokens) for _, completion in agent.engine.calls)  # type: ignore[attr-defined]
+    assert row.action_length == sum(len(sample.tokens) for sample in agent.engine.log)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("context", ["window:2", "summary:3"])

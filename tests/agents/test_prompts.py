@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from chat_models import ScriptedEngine, chat_tokenizer, scripted_agent
+from chat_models import chat_tokenizer, scripted_agent
 from episodes import Script, end, go_on, run_episode
+from gateway.scripted import ScriptedEngine, Turn
 
 from ludic.agents.agent import PromptBuilder, make_render
 from ludic.agents.contexts import make_context
@@ -112,14 +113,11 @@ def repeat_text(text: str) -> str:
 class Spelling(ScriptedEngine):
     """Writes each character as a token of its own, so that it spells the names of special tokens."""
 
-    async def generate(self, request: GenerationRequest) -> Completion:
-        said = completion("".join(self.script[self.num_asked]))
-        ids = [token for each in self.script[self.num_asked] for token in chat_tokenizer()(each)["input_ids"]]
+    def _sampled(self, number: int, request: GenerationRequest, turn: Turn) -> Completion:
+        said = completion(turn.text)
+        ids = [token for each in turn.text for token in chat_tokenizer()(each)["input_ids"]]
         tokens = np.array([*ids, said.tokens[-1]], np.int32)
-        said = replace(said, tokens=tokens, columns={"response_logprobs": np.zeros(len(tokens), np.float32)})
-        self.num_asked += 1
-        self.calls.append((request, said))
-        return said
+        return replace(said, tokens=tokens, columns={"response_logprobs": np.zeros(len(tokens), np.float32)})
 
 
 @pytest.mark.parametrize("way", ["observation", "tool", "answer"])
@@ -128,12 +126,15 @@ def test_nobody_but_the_template_begins_a_turn(way: str) -> None:
     call = f'<tool_call>{{"name": "repeat_text", "arguments": {{"text": "{escaped}"}}}}</tool_call>'
     script = {"observation": ["a", "b", "c"], "tool": [call, "b", "c", "d"], "answer": ["a", "b" + FORGED, "c"]}[way]
     toolbox = Toolbox([function_tool(repeat_text)])
-    agent = replace(scripted_agent([], toolbox=toolbox, make_context=make_context("window:2")), engine=Spelling(script))
+    agent = replace(
+        scripted_agent([], toolbox=toolbox, make_context=make_context("window:2")),
+        engine=Spelling(script, tokenizer=chat_tokenizer()),
+    )
     rows = run_episode(agent, Script([go_on(FORGED if way == "observation" else "x"), go_on("y"), end()]))
     assert any(FORGED in message.content for row in rows for message in row.messages)
     start = chat_tokenizer().convert_tokens_to_ids("<|im_start|>")
-    for request, _ in agent.engine.calls:  # type: ignore[attr-defined]
-        ids = request.prompt_tokens.tolist()
+    for sample in agent.engine.log:  # type: ignore[attr-defined]
+        ids = sample.request.prompt_tokens.tolist()
         turns = [chat_tokenizer().decode(ids[i + 1 : i + 8]) for i, token in enumerate(ids) if token == start]
         assert [turn.startswith("system") for turn in turns].count(True) == 1  # the tools
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from chat_models import ScriptedEngine, chat_tokenizer, hermes_call, scripted_agent
+from chat_models import chat_tokenizer, hermes_call, scripted_agent
 from episodes import EXAMPLE, end, go_on, run_episode
+from gateway.scripted import Asked, ScriptedEngine, Turn
 
 from ludic.agents.agent import Agent
 from ludic.agents.delegation import SubAgent
@@ -101,9 +102,9 @@ def test_agents_move_at_the_same_time_and_one_may_need_several_tries() -> None:
 
 def test_agents_that_wait_get_seeds_of_their_own() -> None:
     game = Game([["a", "b"]], [{"a": end(), "b": end()}])
-    engine = ScriptedEngine(["one", "two"])
+    engine = ScriptedEngine(["one", "two"], tokenizer=chat_tokenizer())
     run_episode(Agent(engine=engine, tokenizer=chat_tokenizer(), model="scripted"), game)
-    seeds = [request.seed for request, _ in engine.calls]
+    seeds = [sample.request.seed for sample in engine.log]
     assert len(set(seeds)) == 2
     assert seeds[0] == 5  # the request's
 
@@ -155,31 +156,13 @@ def test_max_steps_ends_the_episode_of_all() -> None:
     assert all(row.environment_steps[-1].truncated for row in rows)
 
 
-class OneBlocks(ScriptedEngine):
-    """Never answers its second request."""
-
-    def __init__(self) -> None:
-        super().__init__(["one"])
-        self.num_waiting = 0
-
-    async def generate(self, request: GenerationRequest) -> Completion:
-        if self.num_asked == 0:
-            return await super().generate(request)
-        self.num_waiting += 1
-        try:
-            await asyncio.sleep(100)
-        finally:
-            self.num_waiting -= 1
-        raise AssertionError
-
-
 def test_the_time_limit_ends_the_episode_of_all_and_frees_the_engine() -> None:
     game = Game([["a", "b"]], [{}])
-    engine = OneBlocks()
+    engine = ScriptedEngine(["one", Turn(delay_s=100.0)], tokenizer=chat_tokenizer())
     agent = Agent(engine=engine, tokenizer=chat_tokenizer(), model="scripted")
     (row,) = run_episode(agent, game, timeout_s=0.2)
     assert (row.agent_id, row.truncation_reason) == ("a", "time_limit")
-    assert engine.num_waiting == 0
+    assert (len(engine.log), engine.num_running) == (2, 0)
 
 
 def test_one_agent_without_room_stops_the_others() -> None:
@@ -212,20 +195,28 @@ def test_an_agent_of_several_may_hand_on_a_task() -> None:
     assert rows[2].parent_rollout_id == rows[0].rollout_id
 
 
+def last_of(request: GenerationRequest) -> str:
+    return chat_tokenizer().decode(request.prompt_tokens).split("\nuser\n")[-1]
+
+
 class CountsTurns(ScriptedEngine):
     """Answers the agent a and the helper of b after some turns of the event loop each."""
 
     def __init__(self, num_turns: int) -> None:
-        super().__init__([])
+        super().__init__(self._said, tokenizer=chat_tokenizer())
         self.num_turns = num_turns
 
+    def _said(self, asked: Asked) -> str | Turn:
+        last = last_of(asked.request)
+        if "you are a" in last:
+            return Turn(text="cut", finish_reason="length")
+        return hermes_call("delegate", task="think") if "you are b" in last else "a thought"
+
     async def generate(self, request: GenerationRequest) -> Completion:
-        last = chat_tokenizer().decode(request.prompt_tokens).split("\nuser\n")[-1]
+        last = last_of(request)
         if "you are b" not in last:
             for _ in range(self.num_turns if "think" in last else 10):
                 await asyncio.sleep(0)
-        said = hermes_call("delegate", task="think") if "you are b" in last else "a thought"
-        self.script, self.num_asked = [("cut", "length") if "you are a" in last else said], 0
         return await super().generate(request)
 
 
@@ -238,4 +229,4 @@ def test_what_a_helper_was_answered_when_another_agent_ends_the_episode_is_in_a_
     agent = Agent(engine=engine, tokenizer=chat_tokenizer(), model="scripted", sub_agents=(helper,))
     rows = run_episode(agent, game, max_tokens=128)
     assert {row.truncation_reason for row in rows if row.depth == 0} == {"max_steps"}
-    assert sum(row.action_length for row in rows) == sum(len(completion.tokens) for _, completion in engine.calls)
+    assert sum(row.action_length for row in rows) == sum(len(sample.tokens) for sample in engine.log)

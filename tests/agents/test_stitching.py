@@ -55,9 +55,9 @@ def check(rows: Sequence[Rollout], agent: Agent) -> None:
         for row in rows
         for step in row.agent_steps
     ]
-    sampled = [(completion.tokens.tolist(), completion.logprobs.tolist()) for _, completion in agent.engine.calls]
+    sampled = [(sample.tokens, sample.logprobs) for sample in agent.engine.log]
     assert sorted(spans) == sorted(sampled)
-    prompts = {tuple(request.prompt_tokens.tolist()) for request, _ in agent.engine.calls}
+    prompts = {tuple(sample.request.prompt_tokens.tolist()) for sample in agent.engine.log}
     for row in rows:
         mask = np.zeros(row.response_length, np.bool_)
         for step in row.agent_steps:
@@ -288,7 +288,7 @@ def test_hashes_tell_equal_observations() -> None:
 def test_each_call_has_a_seed_of_its_own_and_the_first_the_requests() -> None:
     agent = scripted_agent(["a", "b", "c"])
     run_episode(agent, Script([go_on(), go_on(), end()]))
-    seeds = [request.seed for request, _ in agent.engine.calls]
+    seeds = [sample.request.seed for sample in agent.engine.log]
     assert seeds[0] == 5
     assert len(set(seeds)) == 3
 

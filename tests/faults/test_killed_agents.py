@@ -10,6 +10,7 @@ import pytest
 from forks import Forked
 from tiny_models import committed_rows, make_model, publish
 
+from benchmarks.killed_agents import AGENT, NUM_CALLS
 from ludic.app.launch.roots import create_run
 from ludic.root.root import Root
 from ludic.run.config import RunConfig
@@ -18,21 +19,8 @@ from ludic.training.config import TrainConfig
 
 pytestmark = pytest.mark.slow
 
-NUM_KILLS, NUM_CALLS, IN_FLIGHT, NUM_TOKENS = 4, 20, 2, 8
+NUM_KILLS, IN_FLIGHT, NUM_TOKENS = 4, 2, 8
 
-AGENT = f"""
-import httpx2
-
-async def run(example, base_url, api_key, model):
-    messages = list(example["messages"])
-    headers = {{"Authorization": f"Bearer {{api_key}}"}}
-    async with httpx2.AsyncClient(trust_env=False, verify=False, headers=headers, timeout=None) as http:
-        for number in range({NUM_CALLS}):
-            said = await http.post(f"{{base_url}}/chat/completions", json={{"model": model, "messages": messages}})
-            said.raise_for_status()
-            messages += [said.json()["choices"][0]["message"], {{"role": "user", "content": f"{{number}}"}}]
-    return messages[-2]["content"]
-"""
 # Writes what it samples to a file before it returns it: the oracle, which outlives the worker.
 ENGINE = f"""
 import asyncio

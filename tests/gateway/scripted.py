@@ -107,7 +107,7 @@ class ScriptedEngine:
         """All calls, in the order in which they came."""
         self.num_running = self.most_running = 0
         self._script, self._journal, self._first, self._width = script, journal, first_number, tokens_a_call
-        self._stops = set(family.stop_tokens(self.tokenizer))
+        self._stops = {self.tokenizer.eos_token_id, *family.stop_tokens(self.tokenizer)}
         self._lock = threading.Lock()
 
     async def generate(self, request: GenerationRequest) -> Completion:
@@ -119,8 +119,7 @@ class ScriptedEngine:
             self.most_running = max(self.most_running, self.num_running)
         try:
             turn = self._turn(sample)
-            if turn.delay_s:
-                await asyncio.sleep(turn.delay_s)
+            await asyncio.sleep(turn.delay_s)  # also without a delay: calls at a time take turns
             if turn.error is not None:
                 raise turn.error
             sample.completion = self._sampled(sample.number, request, turn)

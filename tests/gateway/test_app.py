@@ -1,5 +1,6 @@
 """The gateway over HTTP: routes, keys, limits, errors in the dialect of the path, and streams that are held back."""
 
+import asyncio
 import json
 import logging
 import socket
@@ -17,7 +18,9 @@ from gateway.served import OWN_KEY, Episode, ServedGateway, served
 
 from ludic.base.defaults import RECORDED_ENV
 from ludic.engines.engine import SamplingParams
+from ludic.gateway.calls import CallRequest
 from ludic.gateway.config import GatewaySettings, HttpSettings
+from ludic.gateway.dialects import chat
 from ludic.gateway.server import allow_many_files
 from ludic.root.gateways import episode_claims
 from ludic.root.rows.calls import read_all_calls, read_calls
@@ -154,6 +157,14 @@ WRONG: list[tuple[str, str, dict[str, str], bytes, int, str]] = [
     ("POST", "/episodes", {"Authorization": "Bearer KEY"}, b"{}", 401, "own key"),
     ("POST", "/episodes", {"Authorization": f"Bearer {OWN_KEY}"}, b'{"epsiode_id": "a"}', 400, "epsiode_id"),
     ("POST", "/episodes", {"Authorization": f"Bearer {OWN_KEY}"}, b'{"facts": {"grop_id": 1}}', 400, "grop_id"),
+    *(
+        ("POST", "/episodes", {"x-api-key": OWN_KEY}, b'{"facts": {"columns": {%b}}}' % each, 400, words)
+        for each, words in (
+            (b'"reward": 1', "'reward', wanted example_columns, extra, wanted"),
+            (b'"wanted": 4', "wanted 4, wanted a text"),
+            (b'"extra": {"x_level": 1}', "'x_level'"),
+        )
+    ),
 ]  # fmt: skip
 
 
@@ -332,6 +343,55 @@ def test_models_and_counts_are_no_calls(server: ServedGateway, episode: Episode,
     )
     assert counted.json()["input_tokens"] > len("hello")
     assert num_files(folder) == before
+
+
+def test_a_large_body_is_read_beside_other_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = create_root(str(tmp_path / "run"), RunConfig(model="scripted", env=(RECORDED_ENV,)))
+    begun, may_end, read = threading.Event(), threading.Event(), chat.read
+
+    def read_slowly(body: bytes, **options: Any) -> CallRequest:
+        begun.set()
+        assert may_end.wait(5), "nothing else was answered"
+        return read(body, **options)
+
+    monkeypatch.setattr(chat, "read", read_slowly)
+    with served(root, scripted_agent(script)) as here:
+        episode = here.open_episode()
+        large = {**BODIES["/chat/completions"], "metadata": {"trace": "a" * 300_000}}
+        found: list[httpx2.Response] = []
+        call = threading.Thread(target=lambda: found.append(episode.post("/v1/chat/completions", large)))
+        call.start()
+        assert begun.wait(60)
+        assert httpx2.get(f"{episode.base_url}/v1/models", headers=episode.headers, timeout=60).status_code == 200
+        may_end.set()
+        call.join()
+    assert found[0].status_code == 200, found[0].text
+
+
+def test_counts_of_tokens_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = create_root(str(tmp_path / "run"), RunConfig(model="scripted", env=(RECORDED_ENV,)))
+    begun, may_end = threading.Event(), threading.Event()
+
+    async def count(request: CallRequest) -> int:
+        begun.set()
+        await asyncio.to_thread(may_end.wait, 60)
+        return 3
+
+    with served(root, scripted_agent(script), settings=GatewaySettings(max_in_flight=1)) as here:
+        assert here.gateway is not None
+        monkeypatch.setattr(here.gateway.backend, "count", count)
+        episode, path, found = here.open_episode(), "/v1/messages/count_tokens", []
+        first = threading.Thread(target=lambda: found.append(episode.post(path, BODIES["/messages"])))
+        first.start()
+        assert begun.wait(60)
+        threading.Timer(5, may_end.set).start()  # without a limit the second one waits, too
+        refused = episode.post(path, BODIES["/messages"])
+        may_end.set()
+        first.join()
+        assert episode.post(path, BODIES["/messages"]).status_code == 200
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert "--max-in-flight" in refused.json()["error"]["message"]
+    assert found[0].json() == {"input_tokens": 3}
 
 
 def test_keys_are_in_no_file_and_no_log(server: ServedGateway, folder: Path, caplog: pytest.LogCaptureFixture) -> None:

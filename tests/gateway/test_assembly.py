@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -209,6 +210,17 @@ def test_best_of_n_trains_all_n_completions_and_a_repeated_one_only_the_answer_t
     assert [row.reason for row in found.audit] == [None] * 3 + ["retry"] * 2 + [None] * 2
 
 
+def test_a_repeated_answer_counts_if_a_conversation_goes_on_with_it_whose_tokens_do_not():
+    calls, asked = Calls(), Message(role="user", content="hi")
+    lost = calls.add([1], [2, 3], messages=(asked,), answer=said("well"))
+    again = calls.add([1], [4, 5], messages=(asked,), answer=said("fine"), retry_of=lost["call_id"])
+    continued = {"base_messages_call_id": again["call_id"], "base_num_messages": 2}
+    calls.add([1, 6, 7], [8], messages=(asked, said("fine"), asked), answer=said("end"), **continued)  # 4, 5 as 6
+    found = assembled(calls, reward=1.0)
+    assert [(row.parent_call_id, row.reason) for row in found.audit] == [(None, "retry"), (None, None), (None, None)]
+    assert [row.response_tokens.tolist() for row in found.rollouts] == [[4, 5], [8]]
+
+
 def test_calls_whose_base_is_missing_are_quarantined_and_the_others_assembled():
     calls = Calls()
     lost = calls.add([1], [2])
@@ -250,14 +262,17 @@ def test_weight_versions_and_lost_arrays_of_a_row_follow_from_its_calls():
     assert (row.policy_version, row.policy_version_last, row.capture) == (3, 4, "ids")
 
 
-def test_text_calls_are_matched_by_what_clients_do_not_change():
-    calls, asked = Calls(), Message(role="user", content="hi ")
+def test_text_calls_are_matched_as_the_gateway_matches_conversations():
+    calls, asked = Calls(), Message(role="user", content="hi")
     text = {"capture": "text", "prompt_tokens": None, "response_tokens": None, "response_logprobs": None}
-    calls.add([], [], messages=(asked,), answer=said("well", ToolCall(id="1", name="f", arguments='{"a": 1}')), **text)
-    changed = said(" well", ToolCall(id="2", name="f", arguments='{ "a":1 }'))
-    calls.add([], [], messages=(Message(role="user", content="hi"), changed, asked), answer=said("end"), **text)
+    thought = said("<think>\nhm\n</think>\n\nwell", ToolCall(id="1", name="f", arguments='{"a": 1}'))
+    calls.add([], [], messages=(asked,), answer=thought, **text)
+    changed = said(" well", ToolCall(id="2", name="f", arguments='{ "a":1.0 }'))
+    calls.add([], [], messages=(asked, changed, asked), answer=said("end"), **text)
+    calls.add([], [], messages=(replace(asked, content="hi "), changed, asked), answer=said("end"), **text)
     found = assembled(calls, reward=1.0)
-    assert [(row.parent_call_id, row.reason) for row in found.audit] == [(None, "text"), ("e-000", "text")]
+    assert [row.parent_call_id for row in found.audit] == [None, "e-000", None]
+    assert {row.reason for row in found.audit} == {"text"}
     assert found.rollouts == []
 
 

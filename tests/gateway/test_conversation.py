@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -28,6 +29,7 @@ from ludic.gateway.calls import CallRequest, Prompt, RefusedCallError, SampledCa
 from ludic.gateway.conversation import EngineBackend
 from ludic.gateway.dialects import DIALECTS
 from ludic.gateway.matching import longest_known, tools_digest
+from ludic.gateway.prompts import PromptMaker
 from ludic.models.chat import render_text
 from ludic.models.tiny import write_model
 from ludic.records.rollout import Message, ToolCall
@@ -604,6 +606,20 @@ def answer(content: str = "", arguments: str | None = None, **options: Any) -> M
 def test_answers_are_compared_without_what_clients_change(sampled: Message, sent: Message, is_same: bool) -> None:
     known = longest_known([*QUESTION, sent, user("more")], [stored("one", sampled)])
     assert (known is not None) == is_same
+
+
+def test_a_prompt_with_many_tools_is_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk, whole, in_loop = Talk(), PromptMaker.whole, []
+
+    def noted(*args: Any) -> Prompt:
+        in_loop.append(threading.current_thread() is threading.main_thread())
+        return whole(*args)
+
+    monkeypatch.setattr(PromptMaker, "whole", noted)
+    for length in (10, 30_000):
+        tools = ({**LOOK, "function": {**LOOK["function"], "description": "d" * length}},)
+        asyncio.run(talk.backend.prepare(CallRequest(dialect="chat", messages=QUESTION, tools=tools), ()))
+    assert in_loop == [True, False]
 
 
 def test_questions_are_compared_exactly_and_results_by_the_call_that_they_answer() -> None:

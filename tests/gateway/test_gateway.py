@@ -370,6 +370,7 @@ async def test_an_episode_of_a_live_gateway_is_elsewhere_until_that_one_is_silen
         taken = await two.find(None, "e", 1)
         assert await ask(two, taken, "hi", retry_count=1) == answer
         assert (await refusal(ask(one, episode, "more"))).reason == "stopping"
+        assert (await refusal(ask(one, episode, "hi", retry_count=1))).reason == "stopping"  # nor a stored answer
 
 
 @in_loop

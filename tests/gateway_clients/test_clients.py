@@ -1,9 +1,9 @@
 """Agents that know nothing of ludic work through the gateway, and its rows hold what the engine sampled.
 
-Each client is a program of tests/gateway_clients/programs in an environment of its own, which `make gateway-clients`
-installs. It gets a task, calls real tools in a folder of its own, and prints its last text. A script drives the choice
-of tokens, since a tiny model rarely writes a valid tool call; one test has a real model. All of it talks to 127.0.0.1
-alone: before every other address stands a proxy that nobody answers.
+Each client is a program of tests/gateway_clients/programs, or a preset of `--agent`, in an environment of its own which
+`make gateway-clients` installs. It gets a task, calls real tools in a folder of its own, and ends with a text. A script
+drives the choice of tokens, since a tiny model rarely writes a valid tool call; one test has a real model. All of it
+talks to 127.0.0.1 alone: before every other address stands a proxy that nobody answers.
 """
 
 import os
@@ -27,6 +27,8 @@ from ludic.engines.registry import EngineSetup, engine_maker
 from ludic.gateway.config import GatewaySettings
 from ludic.gateway.episodes import agent_variables
 from ludic.models.chat import load_tokenizer
+from ludic.rollouts.commands import fill
+from ludic.rollouts.presets import CODEX, Preset
 from ludic.root.root import Root
 from ludic.root.rows.calls import read_calls
 from ludic.run.config import RunConfig
@@ -58,9 +60,11 @@ OWN_TOOLS = [
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """A program, and what its model does."""
+    """A program or a preset, and what its model does."""
 
-    program: str
+    program: str = ""
+    preset: Preset | None = None
+    """What a user gets by `--agent NAME`, in the place of a program."""
     environment: str = "clients-openai3"
     turns: Turns = field(default_factory=lambda: OWN_TOOLS)
     streams: bool | None = None
@@ -112,12 +116,10 @@ CLIENTS = {
             ("pi, messages", "anthropic-messages"),
         )
     },
-    "codex": Client(
-        program="codex.sh", environment="clients-node", turns=shell_turns("exec_command", "cmd"), streams=True
-    ),
+    "codex": Client(preset=CODEX, environment="clients-node", turns=shell_turns("exec_command", "cmd"), streams=True),
     # Its thinking comes back as reasoning items.
     "codex, thinking": Client(
-        program="codex.sh",
+        preset=CODEX,
         environment="clients-node",
         turns=[f"<think>\nHm.\n</think>\n\n{turn}" for turn in shell_turns("exec_command", "cmd")],
         streams=True,
@@ -154,8 +156,16 @@ def script_of(turns: Turns) -> Callable[[Asked], str]:
     return turn
 
 
+def prepare_home(preset: Preset, home: Path, values: Mapping[str, str]) -> Mapping[str, str]:
+    """Write the files of a preset; returns its variables."""
+    for name, text in preset.files(values["model"], values["base_url"]).items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+    return {name: value.replace("$HOME", str(home)) for name, value in preset.variables.items()}
+
+
 def run_client(client: Client, episode: Episode, folder: Path, *, streams: bool, task: str) -> str:
-    """Run a client's program in folder/work; returns what it prints."""
+    """Run a client in folder/work; returns what its program prints, or the answer that a preset writes."""
     binaries = (
         ENVIRONMENTS / client.environment / ("node_modules/.bin" if client.environment == "clients-node" else "bin")
     )
@@ -163,15 +173,23 @@ def run_client(client: Client, episode: Episode, folder: Path, *, streams: bool,
         pytest.skip(f"{binaries} is not installed; `make gateway-clients` installs it and runs these tests")
     for name in ("work", "home"):
         (folder / name).mkdir(exist_ok=True)
-    program = PROGRAMS / client.program
-    command = ["sh", program, binaries] if program.suffix == ".sh" else [binaries / "python", program]
+    home, answer = folder / "home", folder / "answer.txt"
+    addresses = agent_variables(episode.url, episode.episode_id, episode.attempt, episode.key)
+    if client.preset is None:
+        program = PROGRAMS / client.program
+        command = ["sh", program, binaries] if program.suffix == ".sh" else [binaries / "python", program]
+        variables = client.variables
+    else:
+        values = {"prompt": task, "answer": str(answer), "model": "scripted", "base_url": addresses["OPENAI_BASE_URL"]}
+        command = [binaries / client.preset.words[0], *fill(client.preset.words[1:], values)]
+        variables = prepare_home(client.preset, home, values)
     nobody = "http://127.0.0.1:9"
     done = subprocess.run(
         command,
         cwd=folder / "work",
         env={
             "PATH": os.environ["PATH"],
-            "HOME": str(folder / "home"),
+            "HOME": str(home),
             "PYTHONDONTWRITEBYTECODE": "1",
             **{name: nobody for proxy in ("http_proxy", "https_proxy") for name in (proxy, proxy.upper())},
             "NO_PROXY": "127.0.0.1",
@@ -181,16 +199,16 @@ def run_client(client: Client, episode: Episode, folder: Path, *, streams: bool,
             "MODEL": "scripted",
             "TASK": task,
             "STREAM": str(int(streams)),
-            **agent_variables(episode.url, episode.episode_id, episode.attempt, episode.key),
-            **client.variables,
+            **addresses,
+            **variables,
         },
         capture_output=True,
         text=True,
         timeout=240,
-        stdin=subprocess.DEVNULL,
+        input=task if client.preset is not None and client.preset.reads_prompt else "",
     )
     assert done.returncode == 0, f"{done.stdout[-2_000:]}\n{done.stderr[-4_000:]}"
-    return done.stdout
+    return done.stdout if client.preset is None else answer.read_text()
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_models import ScriptedEngine, chat_tokenizer, hermes_call, scripted_agent
+from chat_models import chat_tokenizer, hermes_call, scripted_agent
+from gateway.scripted import ScriptedEngine
 from tiny_models import committed_rows, publish
 from transformers import AutoTokenizer
 
@@ -100,7 +101,7 @@ def prompts(agent: Agent) -> list[str]:
     """Everything that the model was given."""
     engine = agent.engine
     assert isinstance(engine, ScriptedEngine)
-    return [decode(chat_tokenizer(), request.prompt_tokens) for request, _ in engine.calls]
+    return [decode(chat_tokenizer(), sample.request.prompt_tokens) for sample in engine.log]
 
 
 def answers(found: Mapping[str, Any]) -> list[bool | None]:

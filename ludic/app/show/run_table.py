@@ -265,7 +265,7 @@ def watch_runs(folder: str, console: "Console", interval_s: float) -> RunTable:
 
 _LINES_ASIDE = 6
 """Lines of a terminal that the rows of a live table do not take."""
-_LIVELY = ("training", "new", "failed", "unreadable", "stopped", "finished")
+_LIVELY = ("training", "new", "failed", "unreadable", "recorded", "stopped", "finished")
 
 
 def _shortened(table: RunTable, console: "Console") -> str:

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 
 import fsspec
 
-from ludic.base import is_url, left_out
+from ludic.base import RECORDED_ENV, is_url, left_out
 from ludic.errors import ConfigError, LudicError, MissingRootError, SchemaError, one_line, unknown_name
 from ludic.eval import comparable_name, comparable_options
 from ludic.records import Row
@@ -47,9 +47,10 @@ from ludic.run import FREE_IF_NONE, RunConfig, find_sampling_diagnostics, run_of
 from ludic.settings import settings_of
 from ludic.training import TrainConfig
 
-State = Literal["new", "training", "stopped", "failed", "finished", "unreadable"]
-"""new: no trainer has started. stopped: its trainer ended in order before the last step. failed: an error or a kill
-ended it, or its lease is not renewed. finished: it has reached its last step."""
+State = Literal["new", "recorded", "training", "stopped", "failed", "finished", "unreadable"]
+"""new: no trainer has started. recorded: nor will one, since it keeps what another program did (`ludic gateway`).
+stopped: its trainer ended in order before the last step. failed: an error or a kill ended it, or its lease is not
+renewed. finished: it has reached its last step."""
 
 logger = logging.getLogger(__name__)
 
@@ -256,6 +257,8 @@ def _read(root: Root) -> RunSummary:
     newest = steps[-1] if steps else {"step": attempt.parent[1] if attempt and attempt.parent else 0}
     tokens = [row["num_tokens"] for row in steps if row["num_tokens"] is not None]
     state, reason = _state(root, lease, attempt, newest["step"])
+    if state == "new" and run is not None and RECORDED_ENV in run.env:
+        state = "recorded"
     code, data = _source(root, attempt, problems)
     return RunSummary(
         url=root.url,

@@ -24,7 +24,7 @@ MAX_ITEMS = 40_000
 """Maximum items of a Responses input, of which several may be one message."""
 MAX_OBJECTS = 100_000
 """Maximum objects and lists in a body: of content, tool calls and schemas. A body of 32 MB could have ten million, and
-they would take minutes, in which nothing else is answered."""
+they would take minutes."""
 MAX_TOOLS = 2_000
 MAX_STOPS = 256
 HARMLESS = frozenset({

@@ -6,6 +6,8 @@ Pure. The rules are in the SQL file alone. Raises QueryError if DuckDB refuses a
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from string import Template
 from typing import Any
 
 import duckdb
@@ -19,7 +21,7 @@ from ludic.root.sql.library import reason_of
 CALLS_TO_PLAN = pa.schema(
     [
         *[("scope", pa.int64()), ("number", pa.int64()), ("call_id", pa.string()), ("event", pa.string())],
-        *[("idempotency_digest", pa.string()), ("retry_of", pa.string())],
+        *[("idempotency_digest", pa.string()), ("retry_of", pa.string()), ("continues", pa.string())],
         *[("is_current", pa.bool_()), ("has_whole", pa.bool_()), ("num_sampled", pa.int64())],
     ]
 )
@@ -56,12 +58,17 @@ def plan_calls(calls: pa.Table, prefixes: pa.Table) -> list[PlannedCall]:
     con.register("prefixes", prefixes)
     try:
         # Not as Arrow: `con.sql` would plan the query twice, which takes as long as to run it.
-        return [PlannedCall(*row) for row in con.execute(read_packaged("assembly", "plan")).fetchall()]
+        return [PlannedCall(*row) for row in con.execute(_plan_sql()).fetchall()]
     except duckdb.Error as error:
         raise QueryError(reason_of(error)) from error
     finally:
         con.unregister("calls")
         con.unregister("prefixes")
+
+
+@cache
+def _plan_sql() -> str:
+    return Template(read_packaged("assembly", "plan")).substitute(rivals=read_packaged("assembly", "rivals"))
 
 
 def table_of(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:

@@ -281,6 +281,7 @@ def _sql_of_root(con: duckdb.DuckDBPyConnection, root: Root, number: int, url: s
         "records_type": quote(_CODE_RECORDS),
         "records": f"null::{_CODE_RECORDS}",
         "columns_by_address": _columns_by_address(root, number),
+        "rivals": read_packaged("assembly", "rivals"),
         "segment_schema": _add_empty_table(con, tables, number, "segments", segment_schema(root))["schema"],
     }
     rollouts = _add_empty_table(con, tables, number, "rollouts", rollouts_schema(root.extra_columns))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from call_templates import FORMATS, GLM, QWEN3_CODER, tokenizer_with
-from chat_models import ScriptedEngine
+from gateway.scripted import ScriptedEngine
 from jsonschema import Draft202012Validator
 
 import ludic

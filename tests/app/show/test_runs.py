@@ -28,6 +28,7 @@ from ludic.app.show.runs import (
 )
 from ludic.app.show.terminal.run_list import RunListApp
 from ludic.base import open_console
+from ludic.base.defaults import RECORDED_ENV
 from ludic.errors import ConfigError
 from ludic.root.attempts import record_attempt
 from ludic.root.catalogue import LEASES
@@ -143,6 +144,7 @@ def test_each_state_is_told_from_the_lease_and_the_steps(tmp_path: Path) -> None
     gone = f"{boot} {namespace} {2**22 - 1} {start}"  # no process has this number
     killed.put(LEASES.name_of(lease), encode_record(replace(lease, process=gone)))
     put_run(f"{tmp_path}/new", RunConfig(model="tiny", env=("moar_cats",)))
+    put_run(f"{tmp_path}/recorded", RunConfig(model="tiny", env=(RECORDED_ENV,)))
     Storage.connect(str(tmp_path)).put_if_absent("broken/run.json", b"{torn")
     found = by_label(str(tmp_path))
     assert {name: each.state for name, each in found.items()} == {
@@ -151,6 +153,7 @@ def test_each_state_is_told_from_the_lease_and_the_steps(tmp_path: Path) -> None
         "finished": "finished",
         "killed": "failed",
         "new": "new",
+        "recorded": "recorded",
         "stopped": "stopped",
         "training": "training",
     }

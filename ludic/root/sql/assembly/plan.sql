@@ -1,15 +1,15 @@
 -- plan: where the completion of each call belongs: its parent, its segment, and whether it is trained on, or why not
 -- grain: one row per number | reads: calls, prefixes
 -- calls: one row per call: its answer, else its failure, else its intent; numbered in the order in which they began
+-- continues: call_id of the call whose messages and answer begin this call's messages; its tokens may begin no prompt
+-- where a server tokenizes each conversation, or a template drops thinking
 -- scope: an attempt at an episode; calls of different scopes have nothing to do with each other
 -- is_current: false for calls of an attempt that another one replaced; has_whole: false for a call whose prompt is not
 -- known, since a call that it extends is missing; num_sampled: delivered tokens
 -- prefixes: digest of the first `length` units of a call's prompt, and with is_whole of its prompt and completion; the
 -- unit is a token, or a message of a call without token ids
 -- parent: the earlier call whose prompt and completion are the longest beginning of this prompt; of equal ones the first
--- rivals: answered calls with one idempotency key, or that repeat one call, or of which one repeats the other (retry_of);
--- those that a later call extends count; if none is extended, none counts (unresolved). Equal requests alone are none:
--- an agent may ask for several answers. The gateway knows whether a client may have lost an answer, and names that call
+-- rivals: see rivals.sql; those that a later call extends, or continues, count; if none does, none counts (unresolved)
 -- segment: number of the first call of the segment; of the children of a call one goes on with its segment, the first
 -- that was extended, else the first; each other child begins a segment
 -- NULL: parent of a call that extends none; segment of a call that is not trained on; reason of one that is
@@ -28,36 +28,26 @@ with recursive parents as (
 ),
 
 linked as (
-    select calls.*, parents.parent, children.number is not null as is_extended
+    select
+        calls.*,
+        parents.parent,
+        children.number is not null
+        or continued.call_id is not null as is_extended
     from calls
     left join parents using (number)
     left join (select distinct parent as number from parents) as children using (number)
+    left join
+        (select distinct scope, continues as call_id from calls where event = 'call') as continued
+        using (scope, call_id)
 ),
 
-requests as (
-    select
-        scope,
-        number,
-        is_extended,
-        unnest(['key ' || idempotency_digest, 'call ' || call_id, 'call ' || retry_of]) as request
+answers as (
+    select scope, call_id, idempotency_digest, retry_of, is_extended as goes_on
     from linked
     where event = 'call'
 ),
 
-repeated as (
-    select
-        number,
-        count(*) over (partition by scope, request) > 1 as is_repeated,
-        bool_or(is_extended) over (partition by scope, request) as is_any_extended
-    from requests
-    where request is not null
-),
-
-rivals as (
-    select number, bool_or(is_repeated) as are_there, bool_or(is_any_extended) as are_extended
-    from repeated
-    group by number
-),
+rivals as ($rivals),
 
 judged as (
     select
@@ -71,11 +61,11 @@ judged as (
             when not has_whole then 'quarantined'
             when num_sampled = 0 then 'empty'
             when is_extended then null
-            when are_extended then 'retry'
-            when are_there then 'unresolved'
+            when any_goes_on then 'retry'
+            when not any_goes_on then 'unresolved'
         end as reason
     from linked
-    left join rivals using (number)
+    left join rivals using (scope, call_id)
 ),
 
 heirs as (

@@ -9,6 +9,7 @@
 -- num_tokens: sampled tokens; start: of the first of them in response_tokens of the row
 -- is_forked: it extends a call that another row goes on with, so it begins a row whose prompt holds what they share
 -- num_rows: rows that train on the call, which is at most one
+-- rivals: see assembly/rivals.sql, by the calls that are trained on
 -- root_$number: for the lists; `ludic verify` has tables without them in the place of rollouts and evals
 -- NULL: why of a trained call; rollout_id and start of a call in no row
 with recursive agent_rows as (
@@ -65,31 +66,18 @@ extended as (
     having count(*) > 1
 ),
 
-requests as (
+answers as (
     select
-        episode_id,
-        attempt,
+        episode_id || ' ' || attempt as scope,
         call_id,
-        unnest(['key ' || idempotency_digest, 'call ' || call_id, 'call ' || retry_of]) as request
+        idempotency_digest,
+        retry_of,
+        call_id in (select call_id from trained) as goes_on
     from model_calls
     where event = 'call'
 ),
 
-repeated as (
-    select
-        call_id,
-        count(*) over (partition by episode_id, attempt, request) > 1 as is_repeated,
-        bool_or(trained.call_id is not null) over (partition by episode_id, attempt, request) as is_any_trained
-    from requests
-    left join trained using (call_id)
-    where request is not null
-),
-
-rivals as (
-    select call_id, bool_or(is_repeated) as are_there, bool_or(is_any_trained) as are_trained
-    from repeated
-    group by call_id
-),
+rivals as ($rivals),
 
 attempts_of as (
     select
@@ -121,8 +109,8 @@ explained as (
             when calls.response_tokens is null then 'text'
             when len(calls.response_tokens) = 0 then 'empty'
             when calls.call_id not in (select call_id from sound) then 'quarantined'
-            when rivals.are_trained then 'retry'
-            when rivals.are_there then 'unresolved'
+            when rivals.any_goes_on then 'retry'
+            when not rivals.any_goes_on then 'unresolved'
             else 'unexplained'
         end as why
     from model_calls as calls
