@@ -29,6 +29,8 @@ class AnswerReader:
         named = {self._tokenizer.convert_tokens_to_ids(name) for name in self._tokenizer.all_special_tokens}
         self.special_tokens = frozenset({*added, *named} - {None})
         """Tokens that are in no text."""
+        self._is_special = np.isin(np.arange(max(self.special_tokens, default=-1) + 2), [*self.special_tokens])
+        """By token; the last one, which is not, is that of all tokens behind."""
 
     def stop_tokens(self, stop: Sequence[str]) -> dict[int, str]:
         """Return those stop texts that are one token, by token: the engine can stop at them."""
@@ -62,7 +64,7 @@ class AnswerReader:
         return tuple(self._tokenizer.decode([token]) for token in completion.tokens.tolist())
 
     def _message(self, request: CallRequest, prompt_tokens: np.ndarray, said: "_Said", seed: int) -> Message:
-        has_marks = not self.special_tokens.isdisjoint(said.completion.tokens[:-1].tolist())
+        has_marks = bool(self._is_special.take(said.completion.tokens[:-1], mode="clip").any())
         text = self._marked_text(said) if has_marks else said.text
         is_thinking = begins_thinking(self._tokenizer.decode(prompt_tokens[-_OPENING_TOKENS:].tolist()))
         thinking, content = split_thinking(text, is_thinking=is_thinking)

@@ -19,7 +19,7 @@ import hmac
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -44,6 +44,8 @@ from ludic.root import EPISODE
 from ludic.settings import RequestLimit, in_thread
 
 logger = logging.getLogger(__name__)
+
+_Handler = Callable[[Request], Awaitable[Response]]
 
 T = TypeVar("T")
 
@@ -136,19 +138,20 @@ class GatewayApp:
         """Requests whose tokens are being counted."""
         self._reading = RequestLimit(1)
         """Of large bodies, which take much memory."""
+        routes: Sequence[tuple[str, _Handler, str]] = [
+            ("/chat/completions", self._model_call("chat"), "POST"),
+            ("/completions", self._model_call("completions"), "POST"),
+            ("/responses", self._model_call("responses"), "POST"),
+            ("/messages", self._model_call("messages"), "POST"),
+            ("/messages/count_tokens", self._count_tokens, "POST"),
+            ("/models", self._models, "GET"),
+            ("/models/{model:path}", self._models, "GET"),
+            ("/episodes", self._open_episode, "POST"),
+            ("/score", self._score, "POST"),
+            ("/seal", self._seal, "POST"),
+        ]
         self._router = Router(
-            [
-                Route("/chat/completions", self._model_call("chat"), methods=["POST"]),
-                Route("/completions", self._model_call("completions"), methods=["POST"]),
-                Route("/responses", self._model_call("responses"), methods=["POST"]),
-                Route("/messages", self._model_call("messages"), methods=["POST"]),
-                Route("/messages/count_tokens", self._count_tokens, methods=["POST"]),
-                Route("/models", self._models),
-                Route("/models/{model:path}", self._models),
-                Route("/episodes", self._open_episode, methods=["POST"]),
-                Route("/score", self._score, methods=["POST"]),
-                Route("/seal", self._seal, methods=["POST"]),
-            ],
+            [Route(path, _Endpoint(handler), methods=[method]) for path, handler, method in routes],
             redirect_slashes=False,
             default=_not_found,
         )
@@ -181,7 +184,7 @@ class GatewayApp:
 
     # --- Model calls --------------------------------------------------------------------------------------
 
-    def _model_call(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
+    def _model_call(self, dialect: Dialect) -> _Handler:
         module = DIALECTS[dialect]
 
         async def answer(request: Request) -> Response:
@@ -377,6 +380,17 @@ class GatewayApp:
         asked.held_bytes += len(response.body)
         self._held_bytes += len(response.body)
         return response
+
+
+class _Endpoint:
+    """What a route calls; Starlette's own wrapper would look for handlers of errors, which are handled above."""
+
+    def __init__(self, handler: _Handler) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._handler(Request(scope, receive, send))
+        await response(scope, receive, send)
 
 
 class _Answer(Response):

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -297,9 +298,9 @@ class Gateway:
         """Sample and store a call."""
         seed, params = derive_seed(held.episode.seed, call.number), self._shortened(request)
         work = Work(episode=held.episode, call=call, request=request, caller=caller, params=params, seed=seed)
-        intent = asyncio.create_task(self._log.append(intent_row(work)))
-        intent.add_done_callback(lambda task: task.cancelled() or task.exception())  # the call's row proves it
-        await asyncio.sleep(0)  # the log has it now; it acknowledges no later row before it
+        with suppress(Exception):  # the call's row meets it again, and proves that there was a call
+            # The log has it now; it acknowledges no later row before it.
+            self._log.submit(intent_row(work)).add_done_callback(lambda task: task.cancelled() or task.exception())
         began = None
         try:
             await self._episodes.leave_behind(held)

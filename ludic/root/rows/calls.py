@@ -308,8 +308,6 @@ MAX_WAIT_S = 0.1
 """Seconds after which a commit begins although others are under way."""
 _INTENT_WAIT_S = 0.02
 """Seconds for which intents wait for other rows; an answer that is ready by then shares their file."""
-_MOST_BUSY = 0.5
-"""Share of the time in which rows are encoded, so that under load more calls share a file, which costs milliseconds."""
 _REMOTE_WAIT_S = 0.02
 """The same on an object store, where a put takes some 50 ms and several may be under way."""
 _LOCAL_IN_FLIGHT, _REMOTE_IN_FLIGHT = 2, 8
@@ -363,8 +361,6 @@ class CallLog:
         """time.monotonic() at which waiting rows are committed if no commit is under way."""
         self._late_at = 0.0
         """The same although some are."""
-        self._free_at = 0.0
-        """From which on rows may be encoded again."""
         self._num_encoding = 0
         self._files: deque[_File] = deque()
         self._sequence = 0
@@ -391,6 +387,14 @@ class CallLog:
         Raises InvalidBatchError for a bad row, before anything is stored; StoreError if the file could not be stored
         yet: it is tried again, so the rows may be stored later; FencedError if this life was lost.
         """
+        await self.submit(*rows)
+        self._life.check()
+
+    def submit(self, *rows: Row) -> "asyncio.Future[None]":
+        """Take rows, and return what ends when they are stored, as `append` does; rows of later calls are stored later.
+
+        Raises InvalidBatchError for a bad row, and as a log that failed for good does.
+        """
         for row in rows:
             check_row(row)
         created_at = datetime.now(UTC)
@@ -414,8 +418,7 @@ class CallLog:
                 self._due_at = due_at
                 self._changed.notify()
             self._waiting.append(waiting)
-        await waiting.future
-        self._life.check()
+        return waiting.future
 
     def close(self) -> None:
         """Store the remaining rows, try failed files once more, and end the threads. Raises StoreError."""
@@ -469,7 +472,7 @@ class CallLog:
     def _begin_at(self) -> float:
         """Return when the waiting rows are to be committed, unless a commit ends before. Call it with the lock."""
         is_idle = not self._num_encoding and not any(file.is_busy for file in self._files)
-        return max(self._due_at, self._free_at) if is_idle else self._late_at
+        return self._due_at if is_idle else self._late_at
 
     def _patience(self) -> float | None:
         """Return seconds until something is due; None if nothing is until a notice."""
@@ -480,7 +483,6 @@ class CallLog:
 
     def _begin(self, taken: list[_Waiting]) -> None:
         """Encode rows, and store them as the next file."""
-        began = time.monotonic()
         try:
             data, texts = self._encode(taken)
         except BaseException as error:
@@ -499,8 +501,6 @@ class CallLog:
             name = CALLS.name(SequenceName(self._life.worker_id, self._sequence))
             self._sequence += 1
             self._num_encoding -= 1
-            now = time.monotonic()
-            self._free_at = now + (now - began) * (1 / _MOST_BUSY - 1)
             file = _File(name, data, texts, taken)
             self._files.append(file)
             self._unwritten_bytes += len(data)
