@@ -306,10 +306,10 @@ def encode_calls(rows: Sequence[Row]) -> bytes:
 
 MAX_WAIT_S = 0.1
 """Seconds after which a commit begins although others are under way."""
-_INTENT_WAIT_S = 0.02
-"""Seconds for which intents wait for other rows; an answer that is ready by then shares their file."""
 _REMOTE_WAIT_S = 0.02
 """The same on an object store, where a put takes some 50 ms and several may be under way."""
+_INTENT_WAIT_S = 0.02
+"""Seconds for which intents alone wait for other rows; an answer that is ready by then shares their file."""
 _LOCAL_IN_FLIGHT, _REMOTE_IN_FLIGHT = 2, 8
 _RETRY_S, _LONGEST_RETRY_S = 0.2, 5.0
 MOST_WAITING_BYTES = 256 << 20
