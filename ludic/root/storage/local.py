@@ -357,7 +357,7 @@ def _folder_of(root: str, name: str, *, make: bool = True) -> Iterator[tuple[int
     """
     folder, _, own = name.rstrip("/").rpartition("/")
     check_links(root, folder)
-    if make and not os.path.isdir(root):  # mkdir alone would take longer than all else here
+    if make and not Path(root).is_dir():  # mkdir alone would take longer than all else here
         Path(root).mkdir(parents=True, exist_ok=True)
     base = os.path.realpath(root)
     parts = [part for part in os.path.relpath(os.path.realpath(f"{base}/{folder}"), base).split("/") if part != "."]
