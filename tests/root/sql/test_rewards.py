@@ -27,6 +27,7 @@ TEXTS = {f"{folder}/{name}": read_packaged(folder, name) for folder in FOLDERS f
 
 def statement(file: str, text: str) -> str:
     """A SELECT that DuckDB's parser takes: a filter is a predicate, and figures and plans may be templates."""
+    text = text.replace("$rivals", read_packaged("assembly", "rivals"))
     places = r"\$(\w+)" if file.startswith("views/") else r"\$(keys|rows|predicates)\b"
     text = re.sub(places, r"\1", text)
     return f"select\n{text}" if file.startswith("filters/") else text
