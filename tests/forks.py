@@ -29,7 +29,6 @@ from typing import Any, Literal, NoReturn
 from unittest.mock import patch
 
 import psutil
-from preloaded import fork_server
 from setproctitle import setproctitle
 
 from benchmarks.ports import free_port
@@ -58,9 +57,7 @@ if is_installed("vllm"):
 
 WarningFilter = Literal["default", "error"]
 
-_context = fork_server(*_PRELOADED)
-_started: int | None = None
-"""Process id of the fork server that was started here."""
+_context = multiprocessing.get_context("forkserver")
 
 
 class Forked:
@@ -121,14 +118,11 @@ class Forked:
 def _ensure_running() -> None:
     # A fork server passes over modules that are not there.
     assert all(map(find_spec, (name for name in _PRELOADED if name.startswith("ludic")))), _PRELOADED
-    global _started
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
-    if server._forkserver_pid != _started:
-        server._stop()  # one of a benchmark, with its imports, or of another test, without this environment
-    fork_server()
+    if forkserver._forkserver._preload_modules != _PRELOADED:  # type: ignore[attr-defined]
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]  # one of a benchmark, with its imports
+    _context.set_forkserver_preload(_PRELOADED)
     with patch.dict(os.environ, _AT_IMPORT):
         forkserver.ensure_running()
-    _started = server._forkserver_pid
 
 
 def ludic(
